@@ -1,0 +1,39 @@
+"""mpi4dl: train any PyTorch vision model, unmodified, on images of any size.
+
+    mpi4dl.init()
+    tile = mpi4dl.shard(image, grid=(2, 2))
+    loss = torch.nn.functional.cross_entropy(model(tile), labels)
+    loss.backward()
+    mpi4dl.sync_gradients(model)
+"""
+
+from .comm.launch import init, shutdown
+from .errors import (
+    GeometryError,
+    LaunchError,
+    LayoutMismatch,
+    Mpi4dlError,
+    UnsupportedOperator,
+)
+from .geometry import Box, Interval, Layout
+from .spatial import Tile, redistribute, shard, spatial_op, wrap
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Box",
+    "GeometryError",
+    "Interval",
+    "LaunchError",
+    "Layout",
+    "LayoutMismatch",
+    "Mpi4dlError",
+    "Tile",
+    "UnsupportedOperator",
+    "init",
+    "redistribute",
+    "shard",
+    "shutdown",
+    "spatial_op",
+    "wrap",
+]

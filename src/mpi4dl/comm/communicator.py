@@ -1,0 +1,89 @@
+"""What tiles need from a group of ranks: exchange, all-reduce, all-gather. Nothing else.
+
+Three implementations: `Serial` (one process), `ProcessGroupCommunicator` (torch.distributed) and
+`ThreadCommunicator` (ranks that are threads of one process, for tests and for looking around).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+ReduceOp = Literal["sum", "max", "min"]
+Message = tuple[int, Tensor]  # (peer, contiguous buffer)
+
+
+class Pending(Protocol):
+    """An exchange under way."""
+
+    def wait(self) -> None: ...
+
+
+class Communicator(Protocol):
+    """Every call is collective: all ranks make the same calls in the same order."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+
+    def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Pending:
+        """Begin to send and receive. At most one message for each pair of ranks and direction."""
+        ...
+
+    def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> None:
+        """Combine in place; every rank ends with the same bits."""
+        ...
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        """Equal shapes from all ranks, stacked along a new first dimension in rank order."""
+        ...
+
+
+class Done:
+    """The exchange that was finished before it began."""
+
+    def wait(self) -> None:
+        return None
+
+
+class Serial:
+    """One rank that talks to nobody."""
+
+    rank = 0
+    size = 1
+
+    def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Pending:
+        if sends or receives:
+            raise RuntimeError("a single rank has nobody to exchange with")
+        return Done()
+
+    def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> None:
+        return None
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        return torch.stack([tensor])
+
+
+SERIAL = Serial()
+_current: ContextVar[Communicator | None] = ContextVar("mpi4dl_communicator", default=None)
+
+
+def override() -> Communicator | None:
+    """The communicator that `use` put in place for this thread, if any."""
+    return _current.get()
+
+
+@contextmanager
+def use(communicator: Communicator) -> Iterator[Communicator]:
+    """Make `communicator` the default one of this thread while the block runs."""
+    token = _current.set(communicator)
+    try:
+        yield communicator
+    finally:
+        _current.reset(token)

@@ -1,0 +1,158 @@
+"""Transfers and reductions as autograd functions, each with its true adjoint as backward.
+
+The P ranks are read as one program with P losses: backward differentiates their sum. So the
+adjoint of an all-reduce is an all-reduce, of a copy to several ranks a sum over them, and no
+operator above has to know who holds copies of what.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from ..geometry import Box, Transfer
+from .communicator import Communicator, ReduceOp
+
+Index = tuple[slice, ...]
+
+
+@dataclass(frozen=True)
+class RankPlan:
+    """One rank's part of a transfer, as slices of its tensors. `sends[i]` is (peer, where)."""
+
+    own: tuple[int, ...]
+    wanted: tuple[int, ...]
+    sends: tuple[tuple[int, Index], ...]
+    receives: tuple[tuple[int, Index], ...]
+    keep: tuple[Index, Index] | None
+    covered: bool  # nothing of the wanted box lies outside the image
+
+
+@lru_cache(maxsize=16384)
+def rank_plan(transfer: Transfer, rank: int, dims: tuple[int, ...], ndim: int) -> RankPlan:
+    """`dims[axis]` is the (negative) tensor dimension of a layout axis."""
+    own, wanted = transfer.layout.boxes[rank], transfer.targets[rank]
+
+    def index(box: Box, outer: Box) -> Index:
+        full = [slice(None)] * ndim
+        for dim, part in zip(dims, box.slices_in(outer), strict=True):
+            full[dim] = part
+        return tuple(full)
+
+    outgoing, incoming = list(transfer.outgoing(rank)), list(transfer.incoming(rank))
+    kept = [m.box for m in incoming if m.source == rank]
+    return RankPlan(
+        own=own.shape,
+        wanted=wanted.shape,
+        sends=tuple((m.target, index(m.box, own)) for m in outgoing if m.target != rank),
+        receives=tuple((m.source, index(m.box, wanted)) for m in incoming if m.source != rank),
+        keep=(index(kept[0], own), index(kept[0], wanted)) if kept else None,
+        covered=sum(m.box.volume for m in incoming) == wanted.volume,
+    )
+
+
+def empty_region(like: Tensor, dims: tuple[int, ...], sizes: tuple[int, ...]) -> Tensor:
+    """An uninitialised tensor as `like`, memory format included, with other sizes in `dims`."""
+    shape = list(like.shape)
+    for dim, n in zip(dims, sizes, strict=True):
+        shape[dim] = n
+    memory = torch.contiguous_format
+    if like.ndim == 4 and like.is_contiguous(memory_format=torch.channels_last):
+        memory = torch.channels_last
+    elif like.ndim == 5 and like.is_contiguous(memory_format=torch.channels_last_3d):
+        memory = torch.channels_last_3d
+    return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=memory)
+
+
+class _TransferFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        local: Tensor,
+        plan: RankPlan,
+        dims: tuple[int, ...],
+        comm: Communicator,
+        fill: float,
+    ) -> Tensor:
+        ctx.plan, ctx.dims, ctx.comm = plan, dims, comm
+        out = empty_region(local, dims, plan.wanted)
+        if not plan.covered:
+            out.fill_(fill)
+        arriving = [(peer, _buffer(out[where])) for peer, where in plan.receives]
+        sends = [(peer, local[where].contiguous()) for peer, where in plan.sends]
+        pending = comm.start(sends, arriving)
+        if plan.keep is not None:
+            source, target = plan.keep
+            out[target] = local[source]
+        pending.wait()
+        for (_, buffer), (_, where) in zip(arriving, plan.receives, strict=True):
+            out[where] = buffer
+        return out
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
+        plan = ctx.plan
+        result = empty_region(grad, ctx.dims, plan.own).zero_()
+        arriving = [(peer, _buffer(result[where])) for peer, where in plan.sends]
+        sends = [(peer, grad[where].contiguous()) for peer, where in plan.receives]
+        pending = ctx.comm.start(sends, arriving)
+        if plan.keep is not None:
+            source, target = plan.keep
+            result[source] = grad[target]
+        pending.wait()
+        for (_, buffer), (_, where) in zip(arriving, plan.sends, strict=True):
+            result[where] += buffer
+        return result, None, None, None, None
+
+
+def _buffer(like: Tensor) -> Tensor:
+    return torch.empty(like.shape, dtype=like.dtype, device=like.device)
+
+
+def transfer(
+    local: Tensor, moves: Transfer, dims: tuple[int, ...], comm: Communicator, fill: float = 0.0
+) -> Tensor:
+    """This rank's target box. Cells outside the image are `fill`."""
+    plan = rank_plan(moves, comm.rank, dims, local.ndim)
+    if moves.is_local and plan.covered:
+        if plan.own == plan.wanted:
+            return local
+        if plan.keep is not None:
+            return local[plan.keep[0]]
+    return _TransferFunction.apply(local, plan, dims, comm, fill)  # type: ignore[no-any-return]
+
+
+class _AllReduceSum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, comm: Communicator) -> Tensor:
+        ctx.comm = comm
+        out = x.clone(memory_format=torch.contiguous_format)
+        comm.all_reduce(out)
+        return out
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        grad = grad.clone(memory_format=torch.contiguous_format)
+        ctx.comm.all_reduce(grad)
+        return grad, None
+
+
+def all_reduce_sum(x: Tensor, comm: Communicator) -> Tensor:
+    """The sum over ranks, differentiable."""
+    if comm.size == 1:
+        return x
+    return _AllReduceSum.apply(x, comm)  # type: ignore[no-any-return]
+
+
+def reduced(x: Tensor, comm: Communicator, op: ReduceOp = "sum") -> Tensor:
+    """A combined copy over ranks, without a gradient."""
+    out = x.detach().clone(memory_format=torch.contiguous_format)
+    comm.all_reduce(out, op)
+    return out

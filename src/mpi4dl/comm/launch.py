@@ -1,0 +1,82 @@
+"""Finding out where this process is: `init`, `shutdown`, and the default communicator."""
+
+from __future__ import annotations
+
+import atexit
+import os
+
+import torch
+import torch.distributed as dist
+
+from ..errors import LaunchError
+from .communicator import SERIAL, Communicator, override
+from .process_group import ProcessGroupCommunicator, is_available
+
+_LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_tiles: dict[dist.ProcessGroup, ProcessGroupCommunicator] = {}
+
+
+def init(backend: str | None = None) -> Communicator:
+    """Form the process group from the launcher's environment, or run as one process.
+
+    Under `torchrun` the group has all its ranks. Without a launcher there is one rank and no
+    process group. Calling it twice, or after `torch.distributed.init_process_group`, is fine.
+
+    `backend` is NCCL when each rank can have a GPU, and Gloo otherwise.
+    """
+    present = [name for name in _LAUNCHER_VARIABLES if name in os.environ]
+    if is_available() or not present:
+        return communicator()
+    missing = [name for name in _LAUNCHER_VARIABLES if name not in os.environ]
+    if missing:
+        raise LaunchError(
+            f"the environment has {', '.join(present)} and lacks {', '.join(missing)}: start with "
+            "torchrun, or set all of them, or none of them for a single process"
+        )
+    if not dist.is_available():
+        raise LaunchError("this build of PyTorch has no torch.distributed: install another one")
+    use_cuda = torch.cuda.is_available() and backend in (None, "nccl")
+    if use_cuda:
+        _bind_gpu(int(os.environ.get("LOCAL_RANK", os.environ["RANK"])))
+    dist.init_process_group(backend or ("nccl" if use_cuda else "gloo"))
+    atexit.register(shutdown)
+    return communicator()
+
+
+def _bind_gpu(local_rank: int) -> None:
+    count = torch.cuda.device_count()
+    if local_rank >= count:
+        raise LaunchError(
+            f"local rank {local_rank} has no GPU: this machine shows {count}. "
+            "Start at most one rank for each GPU, or init(backend='gloo') to run on CPUs"
+        )
+    torch.cuda.set_device(local_rank)
+
+
+def shutdown() -> None:
+    """Leave the process group; done at exit for groups that `init` formed."""
+    _tiles.clear()
+    if is_available():
+        dist.destroy_process_group()
+
+
+def communicator(group: dist.ProcessGroup | None = None) -> Communicator:
+    """The communicator for tiles over `group` (default: all ranks; one process: `Serial`).
+
+    Tiles talk over a group of their own with the same ranks, so that their messages never mix
+    with those of DistributedDataParallel. Making it is collective; it happens once a group.
+    """
+    local = override()
+    if local is not None:
+        return local
+    if not is_available():
+        return SERIAL
+    world = group if group is not None else dist.group.WORLD
+    assert world is not None
+    if world not in _tiles:
+        ranks = dist.get_process_group_ranks(world)
+        tiles = ProcessGroupCommunicator(dist.new_group(ranks, use_local_synchronization=True))
+        # NCCL wants every rank in a group's first operation; an exchange may concern only some.
+        dist.barrier(tiles.group)
+        _tiles[world] = tiles
+    return _tiles[world]

@@ -1,0 +1,28 @@
+"""The one exception tree. Every message names the culprit and a remedy.
+
+    Mpi4dlError
+    ├── GeometryError         boxes, layouts or windows that cannot exist
+    ├── LayoutMismatch        tensors, layouts and ranks that do not fit together
+    ├── UnsupportedOperator   an operator that has no rule for tiles
+    └── LaunchError           the process group or its surroundings are not usable
+"""
+
+
+class Mpi4dlError(Exception):
+    """Base of everything that mpi4dl raises on purpose."""
+
+
+class GeometryError(Mpi4dlError, ValueError):
+    """A box, layout or window that cannot exist: sizes or cuts that do not fit."""
+
+
+class LayoutMismatch(Mpi4dlError, ValueError):
+    """A tensor, a layout and a group of ranks that do not fit together."""
+
+
+class UnsupportedOperator(Mpi4dlError, NotImplementedError):
+    """An operator without a rule for tiles; never computed wrongly, never gathered silently."""
+
+
+class LaunchError(Mpi4dlError, RuntimeError):
+    """The process group cannot be formed from what the launcher provided."""

@@ -1,0 +1,148 @@
+"""Convolutions and transposed convolutions of one, two and three dimensions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..errors import GeometryError
+from ..geometry import SlidingWindow, TransposedWindow, check_output, conv_size, transposed_size
+from .registry import refuse, spatial_op
+from .regions import WindowPlan, check_ordinary, windowed, windows_for
+from .tile import Tile
+
+_DIMENSIONS = {
+    torch.conv1d: 1,
+    torch.conv2d: 2,
+    torch.conv3d: 3,
+    torch.conv_transpose1d: 1,
+    torch.conv_transpose2d: 2,
+    torch.conv_transpose3d: 3,
+}
+Sizes = int | Sequence[int]
+
+
+def per_dimension(value: Sizes, count: int) -> tuple[int, ...]:
+    """`3` or `(3,)` or `(3, 3)` as a tuple of `count` numbers."""
+    values = (value,) if isinstance(value, int) else tuple(int(v) for v in value)
+    return values * count if len(values) == 1 else values
+
+
+def _check_operands(func: Any, x: Any, weight: Any, bias: Any, dims: tuple[int, ...]) -> None:
+    if not isinstance(x, Tile) or isinstance(weight, Tile) or isinstance(bias, Tile):
+        refuse(
+            func,
+            "the weights must be ordinary tensors and the input a tile",
+            "Call .full_tensor() on the weights if they were computed from tiles",
+        )
+    check_ordinary(func, x, dims)
+
+
+def _same_padding(kernel: Sequence[int], dilation: Sequence[int]) -> list[tuple[int, int]]:
+    totals = [d * (k - 1) for k, d in zip(kernel, dilation, strict=True)]
+    return [(total // 2, total - total // 2) for total in totals]
+
+
+@spatial_op(torch.conv1d, torch.conv2d, torch.conv3d)
+def convolution(
+    func: Any,
+    input: Tile,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Sizes = 1,
+    padding: str | Sizes = 0,
+    dilation: Sizes = 1,
+    groups: int = 1,
+) -> Tile:
+    n = _DIMENSIONS[func]
+    dims = tuple(range(-n, 0))
+    _check_operands(func, input, weight, bias, dims)
+    kernel, sizes = tuple(weight.shape[2:]), tuple(input.shape[-n:])
+    strides, dilations = per_dimension(stride, n), per_dimension(dilation, n)
+    if padding == "same":
+        pads = _same_padding(kernel, dilations)
+    else:
+        pads = [(p, p) for p in per_dimension(0 if isinstance(padding, str) else padding, n)]
+    outs = [
+        conv_size(size, k, s, p, d)
+        for size, k, s, p, d in zip(sizes, kernel, strides, pads, dilations, strict=True)
+    ]
+    check_output(getattr(func, "__name__", "convolution"), sizes, outs)
+    windows = windows_for(
+        input,
+        sizes,
+        outs,
+        lambda d, n, out: SlidingWindow(n, out, kernel[d], strides[d], pads[d][0], dilations[d]),
+    )
+    cut = input.placement.cut_dims
+    # Dimensions that are not cut keep PyTorch's own padding; unequal sides are padded first.
+    native = [0 if d in cut or pads[d][0] != pads[d][1] else pads[d][0] for d in dims]
+    uneven = [(0, 0) if d in cut or pads[d][0] == pads[d][1] else pads[d] for d in dims]
+
+    def kernel_call(region: Tensor, plan: WindowPlan) -> Tensor:
+        if any(after for _, after in uneven):
+            region = F.pad(region, [side for pair in reversed(uneven) for side in pair])
+        return func(region, weight, bias, strides, native, dilations, groups)  # type: ignore[no-any-return]
+
+    return windowed(input, windows, kernel_call)
+
+
+@spatial_op(torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d)
+def transposed_convolution(
+    func: Any,
+    input: Tile,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Sizes = 1,
+    padding: Sizes = 0,
+    output_padding: Sizes = 0,
+    groups: int = 1,
+    dilation: Sizes = 1,
+) -> Tile:
+    n = _DIMENSIONS[func]
+    dims = tuple(range(-n, 0))
+    _check_operands(func, input, weight, bias, dims)
+    kernel, sizes = tuple(weight.shape[2:]), tuple(input.shape[-n:])
+    strides, pads = per_dimension(stride, n), per_dimension(padding, n)
+    extra, dilations = per_dimension(output_padding, n), per_dimension(dilation, n)
+    _check_output_padding(extra, strides, dilations)
+    outs = [
+        transposed_size(size, k, s, p, d, e)
+        for size, k, s, p, d, e in zip(
+            sizes, kernel, strides, pads, dilations, extra, strict=True
+        )
+    ]
+    check_output(getattr(func, "__name__", "transposed convolution"), sizes, outs)
+    windows = windows_for(
+        input,
+        sizes,
+        outs,
+        lambda d, n, out: TransposedWindow(n, out, kernel[d], strides[d], pads[d], dilations[d]),
+    )
+    cut = input.placement.cut_dims
+    native = [0 if d in cut else pads[d] for d in dims]
+    native_extra = [0 if d in cut else extra[d] for d in dims]
+
+    def kernel_call(region: Tensor, plan: WindowPlan) -> Tensor:
+        out = func(region, weight, bias, strides, native, native_extra, groups, dilations)
+        for (dim, wanted), (_, read) in zip(plan.out, plan.reads, strict=True):
+            if dim in cut and not wanted.empty:
+                first = read.start * strides[dim] - pads[dim]
+                out = out.narrow(dim, wanted.start - first, wanted.size)
+        return out  # type: ignore[no-any-return]
+
+    return windowed(input, windows, kernel_call)
+
+
+def _check_output_padding(
+    extra: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
+) -> None:
+    for e, s, d in zip(extra, strides, dilations, strict=True):
+        if e >= max(s, d):
+            raise GeometryError(
+                f"output_padding {e} must be smaller than the stride {s} or the dilation {d}"
+            )

@@ -1,0 +1,149 @@
+"""Questions about a tile, and functions that change how it is stored but not what it is."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .registry import function_name, named, no_intercept, refuse, spatial_op, spatial_op_named
+from .tile import Tile, alias, wrap
+
+_PASS_THROUGH = (
+    "dim ndimension is_floating_point is_complex is_signed element_size get_device is_contiguous "
+    "is_inference is_conj is_neg has_names register_hook retain_grad "
+    "register_post_accumulate_grad_hook is_same_size is_shared __hash__ requires_grad_ detach_ "
+    "is_pinned is_distributed data_ptr __setstate__ dim_order is_nonzero_hint stride"
+).split()
+_PASS_THROUGH_PROPERTIES = (
+    "device dtype requires_grad is_cuda is_cpu is_meta is_sparse is_sparse_csr is_quantized "
+    "is_nested is_mkldnn is_leaf grad_fn ndim output_nr retains_grad _version _backward_hooks "
+    "is_mps is_xla is_xpu is_vulkan is_ipu is_maia is_mtia itemsize name _base "
+    "_post_accumulate_grad_hooks _grad_fn grad_dtype _cdata"
+).split()
+
+
+def _properties(names: list[str], access: str) -> list[Any]:
+    found = (getattr(torch.Tensor, name, None) for name in names)
+    return [getattr(p, access) for p in found if p is not None and hasattr(p, access)]
+
+
+@spatial_op(
+    *named(*_PASS_THROUGH),
+    *_properties(_PASS_THROUGH_PROPERTIES, "__get__"),
+    *_properties(["requires_grad", "names", "_backward_hooks"], "__set__"),
+)
+def pass_through(func: Any, *args: Any, **kwargs: Any) -> Any:
+    with no_intercept():
+        return func(*args, **kwargs)
+
+
+@spatial_op(torch.Tensor.shape.__get__)
+def shape(func: Any, tile: Tile) -> torch.Size:
+    return tile.global_shape
+
+
+@spatial_op(torch.Tensor.size)
+def size(func: Any, tile: Tile, dim: int | None = None) -> torch.Size | int:
+    return tile.global_shape if dim is None else tile.global_shape[dim]
+
+
+@spatial_op_named("numel", "nelement")
+def numel(func: Any, tile: Tile) -> int:
+    return prod(tile.global_shape)
+
+
+@spatial_op(torch.Tensor.__len__)
+def length(func: Any, tile: Tile) -> int:
+    return tile.global_shape[0]
+
+
+@spatial_op(*_properties(["nbytes"], "__get__"))
+def nbytes(func: Any, tile: Tile) -> int:
+    return prod(tile.global_shape) * tile.element_size()
+
+
+@spatial_op(*_properties(["grad", "_grad"], "__get__"))
+def grad(func: Any, tile: Tile) -> Tile | None:
+    """The gradient of a leaf tile is a tile."""
+    with no_intercept():
+        value = func(tile)
+    return None if value is None else wrap(alias(value), tile.placement)
+
+
+@spatial_op(*_properties(["grad", "data"], "__set__"))
+def set_grad(func: Any, tile: Tile, value: Tensor | None) -> None:
+    with no_intercept():
+        func(tile, None if value is None else alias(value))
+
+
+@spatial_op(*_properties(["data"], "__get__"))
+def data(func: Any, tile: Tile) -> Tile:
+    with no_intercept():
+        return wrap(alias(func(tile)), tile.placement)
+
+
+@spatial_op_named(
+    *(
+        "clone detach contiguous to type float double half bfloat16 cpu cuda int long bool short "
+        "byte char type_as view_as_real_hint pin_memory alias positive zero_ fill_ fill resolve_conj "
+        "resolve_neg empty_like zeros_like ones_like full_like "
+        "__copy__ set_data_hint"
+    ).split()
+)
+def stored_differently(func: Any, *args: Any, **kwargs: Any) -> Any:
+    """Same region, other dtype, device, memory format or (constant) content."""
+    tile = next(a for a in (*args, *kwargs.values()) if isinstance(a, Tile))
+    with no_intercept():
+        out = func(*args, **kwargs)
+    if not isinstance(out, Tensor):  # `tile.type()` asks for a name
+        return out
+    if isinstance(out, Tile) or not isinstance(args[0], Tile):
+        return out  # unchanged, or a plain tensor cast to a tile's dtype
+    return wrap(out, tile.placement)
+
+
+@spatial_op_named("new_zeros", "new_ones", "new_full", "new_empty", "new_tensor")
+def new_replicated(func: Any, tile: Tile, *args: Any, **kwargs: Any) -> Tensor:
+    """A plain tensor of the size asked for: every rank holds the whole."""
+    with no_intercept():
+        return func(alias(tile), *args, **kwargs)  # type: ignore[no-any-return]
+
+
+@spatial_op(torch.Tensor.__deepcopy__)
+def deepcopy(func: Any, tile: Tile, memo: dict[int, Any]) -> Tile:
+    if id(tile) in memo:
+        return memo[id(tile)]  # type: ignore[no-any-return]
+    with no_intercept():
+        copied = func(alias(tile) if not tile.is_leaf else tile.detach(), memo)
+        copied = copied.as_subclass(torch.Tensor)
+    result = wrap(copied, tile.placement)
+    result.requires_grad_(tile.requires_grad)
+    memo[id(tile)] = result
+    return result
+
+
+@spatial_op_named("backward")
+def backward(func: Any, tile: Tile, gradient: Tensor | None = None, **kwargs: Any) -> None:
+    torch.autograd.backward(tile, gradient, **kwargs)
+
+
+@spatial_op_named(
+    *(
+        "item tolist numpy __float__ __int__ __bool__ __index__ __array__ __contains__ __complex__ "
+        "__dlpack__ is_nonzero equal allclose"
+    ).split()
+)
+def needs_the_whole(func: Any, *args: Any, **kwargs: Any) -> Any:
+    refuse(
+        func,
+        "a tile holds only this rank's part, and this needs the whole tensor",
+        f"Call .full_tensor() first, which gathers, then {function_name(func)}",
+    )
+
+
+@spatial_op(*named("__repr__", "__format__"))
+def text(func: Any, tile: Tile, *args: Any, **kwargs: Any) -> str:
+    return Tile.__repr__(tile)

@@ -1,0 +1,106 @@
+"""Which function is answered by which rule, and what happens when there is none."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any, NoReturn, TypeVar
+
+import torch
+from torch import nn
+
+from ..errors import UnsupportedOperator
+
+Handler = Callable[..., Any]
+H = TypeVar("H", bound=Handler)
+
+HANDLERS: dict[Any, Handler] = {}
+
+no_intercept = torch._C.DisableTorchFunctionSubclass
+"""Inside this context functions see a tile as the plain local tensor that it is."""
+
+_NAMESPACES = (torch, torch.Tensor, torch.nn.functional, torch.special, torch.linalg, torch._C._nn)
+
+
+def spatial_op(*functions: Any) -> Callable[[H], H]:
+    """Register a rule: `handler(func, *args, **kwargs)` answers calls of `functions` on tiles.
+
+        @mpi4dl.spatial_op(torch.special.expit)
+        def expit(func, x):
+            return mpi4dl.wrap(func(x.to_local()), x.placement)
+
+    The handler gets the arguments of the call. `tile.to_local()` is this rank's part;
+    `mpi4dl.wrap(local, placement)` makes a tile of a result. A handler must take the same
+    decisions on every rank, or the ranks wait for each other.
+    """
+
+    def register(handler: H) -> H:
+        for function in functions:
+            HANDLERS[function] = handler
+        return handler
+
+    return register
+
+
+def named(*names: str) -> Iterator[Any]:
+    """Every PyTorch function or method of these names, wherever it lives."""
+    for name in names:
+        found = {id(f): f for space in _NAMESPACES if (f := getattr(space, name, None)) is not None}
+        yield from found.values()
+
+
+def spatial_op_named(*names: str) -> Callable[[H], H]:
+    """`spatial_op` for all functions and methods of these names."""
+    return spatial_op(*named(*names))
+
+
+def current_module() -> str:
+    """The name of the innermost module whose forward runs, as in `named_modules`; '' if none.
+
+    Read from the stack, so that it costs nothing until there is something to report.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    modules: list[nn.Module] = []
+    while frame is not None:
+        module = frame.f_locals.get("self")
+        # Modules enter forward through _call_impl; containers' own forward frames count too.
+        if frame.f_code.co_name == "forward" and isinstance(module, nn.Module):
+            modules.append(module)
+        frame = frame.f_back
+    if not modules:
+        return ""
+    inner, outer = modules[0], modules[-1]
+    path = next((name for name, module in outer.named_modules() if module is inner), "")
+    kind = type(inner).__name__
+    return f"{path} ({kind})" if path else kind
+
+
+def function_name(func: Any) -> str:
+    owner = getattr(func, "__self__", None)
+    name = str(getattr(func, "__name__", func))
+    if name in ("__get__", "__set__") and owner is not None:
+        return f"Tensor.{getattr(owner, '__name__', owner)}"
+    if getattr(torch.nn.functional, name, None) is func:
+        return f"torch.nn.functional.{name}"
+    for prefix, space in (("Tensor", torch.Tensor), ("torch", torch)):
+        if getattr(space, name, None) is func:
+            return f"{prefix}.{name}"
+    module = getattr(func, "__module__", None)
+    return f"{module}.{name}" if module else name
+
+
+def refuse(func: Any, why: str, remedy: str) -> NoReturn:
+    """Raise the error for a call that tiles cannot answer. The same on every rank."""
+    layer = current_module()
+    place = f" in layer {layer}" if layer else ""
+    raise UnsupportedOperator(f"{function_name(func)}{place}: {why}. {remedy}")
+
+
+def unsupported(func: Any) -> NoReturn:
+    refuse(
+        func,
+        "there is no rule for this operator on tiles",
+        "Register one with @mpi4dl.spatial_op(...), or end the spatial part before it with "
+        "tile.full_tensor(), which gathers the whole tensor on every rank",
+    )
