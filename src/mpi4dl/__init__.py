@@ -7,6 +7,7 @@
     mpi4dl.sync_gradients(model)
 """
 
+from .comm.gradients import sync_gradients
 from .comm.launch import init, shutdown
 from .errors import (
     GeometryError,
@@ -35,5 +36,6 @@ __all__ = [
     "shard",
     "shutdown",
     "spatial_op",
+    "sync_gradients",
     "wrap",
 ]

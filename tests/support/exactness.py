@@ -1,7 +1,6 @@
 """The one question of this project, asked of anything: is it what one process computes?
 
-`assert_exact` runs a module or function once in one process and once on tiles over ranks that
-are threads, and compares outputs, input gradients, parameter gradients and buffers in float64.
+`assert_exact` runs a module or function once in one process and once on tiles, and compares outputs, input gradients, parameter gradients and buffers in float64.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from torch.utils._pytree import tree_flatten
 
 import mpi4dl
 from mpi4dl.comm.communicator import Communicator
-from mpi4dl.comm.threads import run_threads
+from support.ranks import run_ranks
 
 OUTPUT_BOUND = 1e-12
 GRADIENT_BOUND = 1e-11
@@ -50,7 +49,7 @@ class Result:
 
 
 def rand(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(*shape, dtype=dtype, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(shape, dtype=dtype, generator=torch.Generator().manual_seed(seed))
 
 
 def relative(actual: Tensor, expected: Tensor, scale: float = 0.0) -> float:
@@ -151,7 +150,7 @@ def on_tiles(
 
         return _result(mine, leaves, whole, average)
 
-    results = run_threads(ranks, program)
+    results = run_ranks(ranks, program)
     for other in results[1:]:
         for a, b in zip(results[0].outputs, other.outputs, strict=True):
             assert not isinstance(a, Tensor) or torch.equal(a.nan_to_num(), b.nan_to_num()), (

@@ -95,7 +95,7 @@ class _TransferFunction(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
         plan = ctx.plan
         result = empty_region(grad, ctx.dims, plan.own).zero_()
@@ -125,7 +125,7 @@ def transfer(
             return local
         if plan.keep is not None:
             return local[plan.keep[0]]
-    return _TransferFunction.apply(local, plan, dims, comm, fill)  # type: ignore[no-any-return]
+    return _TransferFunction.apply(local, plan, dims, comm, fill)
 
 
 class _AllReduceSum(torch.autograd.Function):
@@ -137,7 +137,7 @@ class _AllReduceSum(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         grad = grad.clone(memory_format=torch.contiguous_format)
         ctx.comm.all_reduce(grad)
@@ -148,7 +148,7 @@ def all_reduce_sum(x: Tensor, comm: Communicator) -> Tensor:
     """The sum over ranks, differentiable."""
     if comm.size == 1:
         return x
-    return _AllReduceSum.apply(x, comm)  # type: ignore[no-any-return]
+    return _AllReduceSum.apply(x, comm)
 
 
 def reduced(x: Tensor, comm: Communicator, op: ReduceOp = "sum") -> Tensor:

@@ -25,6 +25,7 @@ class Window(Protocol):
     def out_size(self) -> int: ...
     def reads(self, out: Interval) -> Interval: ...
     def cut(self, c: int) -> int: ...
+    def __hash__(self) -> int: ...
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -159,8 +160,12 @@ class ComposedWindow:
         return need
 
     def cut(self, c: int) -> int:
+        """As `Layout.remap` by one window after the other: the ends stay ends, also in between."""
         for window in self.windows:
-            c = min(max(window.cut(c), 0), window.out_size)
+            if c == window.in_size:
+                c = window.out_size
+            elif c != 0:
+                c = min(max(window.cut(c), 0), window.out_size)
         return c
 
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ..errors import GeometryError
 from ..geometry import SlidingWindow, TransposedWindow, check_output, conv_size, transposed_size
-from .registry import refuse, spatial_op
 from .regions import WindowPlan, check_ordinary, windowed, windows_for
+from .registry import refuse, spatial_op
 from .tile import Tile
 
 _DIMENSIONS = {
@@ -86,7 +86,7 @@ def convolution(
     def kernel_call(region: Tensor, plan: WindowPlan) -> Tensor:
         if any(after for _, after in uneven):
             region = F.pad(region, [side for pair in reversed(uneven) for side in pair])
-        return func(region, weight, bias, strides, native, dilations, groups)  # type: ignore[no-any-return]
+        return func(region, weight, bias, strides, native, dilations, groups)
 
     return windowed(input, windows, kernel_call)
 
@@ -112,9 +112,7 @@ def transposed_convolution(
     _check_output_padding(extra, strides, dilations)
     outs = [
         transposed_size(size, k, s, p, d, e)
-        for size, k, s, p, d, e in zip(
-            sizes, kernel, strides, pads, dilations, extra, strict=True
-        )
+        for size, k, s, p, d, e in zip(sizes, kernel, strides, pads, dilations, extra, strict=True)
     ]
     check_output(getattr(func, "__name__", "transposed convolution"), sizes, outs)
     windows = windows_for(
@@ -133,7 +131,7 @@ def transposed_convolution(
             if dim in cut and not wanted.empty:
                 first = read.start * strides[dim] - pads[dim]
                 out = out.narrow(dim, wanted.start - first, wanted.size)
-        return out  # type: ignore[no-any-return]
+        return out
 
     return windowed(input, windows, kernel_call)
 

@@ -25,10 +25,10 @@ _FUNCTIONS = (
     # several operands
     "add sub subtract mul multiply div divide true_divide floor_divide remainder fmod pow "
     "float_power atan2 arctan2 bitwise_and bitwise_or bitwise_xor bitwise_left_shift "
-    "bitwise_right_shift clamp clamp_min clamp_max clip copysign eq equal_hint ne not_equal ge "
+    "bitwise_right_shift clamp clamp_min clamp_max clip copysign eq ne not_equal ge "
     "greater_equal gt greater le less_equal lt less fmax fmin maximum minimum heaviside hypot "
     "ldexp lerp logaddexp logaddexp2 logical_and logical_or logical_xor nextafter rsub where "
-    "xlogy addcdiv addcmul masked_fill copy isclose dist_hint"
+    "xlogy addcdiv addcmul masked_fill copy isclose"
 ).split()
 _DUNDERS = (
     "add radd iadd sub rsub isub mul rmul imul truediv rtruediv itruediv div rdiv idiv floordiv "
@@ -37,7 +37,7 @@ _DUNDERS = (
 ).split()
 
 
-def _aligned(value: Any, placement: Placement) -> Any:
+def aligned(value: Any, placement: Placement) -> Any:
     """An operand as it must be beside a tile of `placement`."""
     if isinstance(value, Tile):
         if value.placement is placement or value.placement == placement:
@@ -81,7 +81,7 @@ def placed_together(func: Any, args: tuple[Any, ...]) -> tuple[Placement, list[A
         placement = _target(tiles)
     except ValueError as error:
         refuse(func, str(error), "Expand one of them to the full size first")
-    return placement, [_aligned(a, placement) for a in args]
+    return placement, [aligned(a, placement) for a in args]
 
 
 def elementwise(func: Any, *args: Any, **kwargs: Any) -> Any:
@@ -113,8 +113,8 @@ def elementwise_inplace(func: Any, *args: Any, **kwargs: Any) -> Any:
             "Write it out of place, with the tile first",
         )
     placement = target.placement
-    values = [_aligned(a, placement) for a in args]
-    named_values = {k: _aligned(v, placement) for k, v in kwargs.items()}
+    values = [aligned(a, placement) for a in args]
+    named_values = {k: aligned(v, placement) for k, v in kwargs.items()}
     with no_intercept():
         out = func(*values, **named_values)
     return out if isinstance(out, Tile) else wrap(out, placement)

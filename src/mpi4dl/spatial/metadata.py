@@ -15,7 +15,7 @@ _PASS_THROUGH = (
     "dim ndimension is_floating_point is_complex is_signed element_size get_device is_contiguous "
     "is_inference is_conj is_neg has_names register_hook retain_grad "
     "register_post_accumulate_grad_hook is_same_size is_shared __hash__ requires_grad_ detach_ "
-    "is_pinned is_distributed data_ptr __setstate__ dim_order is_nonzero_hint stride"
+    "is_pinned is_distributed data_ptr __setstate__ dim_order stride"
 ).split()
 _PASS_THROUGH_PROPERTIES = (
     "device dtype requires_grad is_cuda is_cpu is_meta is_sparse is_sparse_csr is_quantized "
@@ -40,7 +40,7 @@ def pass_through(func: Any, *args: Any, **kwargs: Any) -> Any:
         return func(*args, **kwargs)
 
 
-@spatial_op(torch.Tensor.shape.__get__)
+@spatial_op(*_properties(["shape"], "__get__"))
 def shape(func: Any, tile: Tile) -> torch.Size:
     return tile.global_shape
 
@@ -88,9 +88,9 @@ def data(func: Any, tile: Tile) -> Tile:
 @spatial_op_named(
     *(
         "clone detach contiguous to type float double half bfloat16 cpu cuda int long bool short "
-        "byte char type_as view_as_real_hint pin_memory alias positive zero_ fill_ fill resolve_conj "
+        "byte char type_as pin_memory alias positive zero_ fill_ fill resolve_conj "
         "resolve_neg empty_like zeros_like ones_like full_like "
-        "__copy__ set_data_hint"
+        "__copy__"
     ).split()
 )
 def stored_differently(func: Any, *args: Any, **kwargs: Any) -> Any:
@@ -109,13 +109,13 @@ def stored_differently(func: Any, *args: Any, **kwargs: Any) -> Any:
 def new_replicated(func: Any, tile: Tile, *args: Any, **kwargs: Any) -> Tensor:
     """A plain tensor of the size asked for: every rank holds the whole."""
     with no_intercept():
-        return func(alias(tile), *args, **kwargs)  # type: ignore[no-any-return]
+        return func(alias(tile), *args, **kwargs)
 
 
 @spatial_op(torch.Tensor.__deepcopy__)
 def deepcopy(func: Any, tile: Tile, memo: dict[int, Any]) -> Tile:
     if id(tile) in memo:
-        return memo[id(tile)]  # type: ignore[no-any-return]
+        return memo[id(tile)]
     with no_intercept():
         copied = func(alias(tile) if not tile.is_leaf else tile.detach(), memo)
         copied = copied.as_subclass(torch.Tensor)
@@ -124,10 +124,6 @@ def deepcopy(func: Any, tile: Tile, memo: dict[int, Any]) -> Tile:
     memo[id(tile)] = result
     return result
 
-
-@spatial_op_named("backward")
-def backward(func: Any, tile: Tile, gradient: Tensor | None = None, **kwargs: Any) -> None:
-    torch.autograd.backward(tile, gradient, **kwargs)
 
 
 @spatial_op_named(

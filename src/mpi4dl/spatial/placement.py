@@ -107,20 +107,26 @@ class Placement:
             tuple((where.get(d, d), f) for d, f in self.joined),
         )
 
-    def without(self, dims: Sequence[int]) -> Placement | None:
-        """After these dimensions are gone (the others keep their number); None if nothing is cut."""
+    def without(self, dims: Sequence[int], keep: bool) -> Placement | None:
+        """After a local reduction over `dims`, none of them cut; None if no axis remains.
+
+        With `keep` the dimensions stay, of size 1; else the others are renumbered.
+        """
         axes = [a for a, d in enumerate(self.dims) if d not in dims]
-        if not any(a in self.layout.cut_axes for a in axes):
+        if not axes:
             return None
         renumber = {a: i for i, a in enumerate(axes)}
+
+        def place(d: int) -> int:
+            return d if keep else d + sum(1 for gone in dims if gone > d)
+
         joined = tuple(
-            (d, tuple(Factor(renumber.get(f.axis, -1), f.extent) for f in factors))
+            (place(d), tuple(Factor(renumber.get(f.axis, -1), f.extent) for f in factors))
             for d, factors in self.joined
             if d not in dims
         )
-        return _placement(
-            self.layout.select(axes), tuple(self.dims[a] for a in axes), self.comm, joined
-        )
+        placed = tuple(place(self.dims[a]) for a in axes)
+        return _placement(self.layout.select(axes), placed, self.comm, joined)
 
     def with_dim(self, dim: int, size: int) -> Placement:
         """The same, with an uncut dimension made an axis of its own."""

@@ -35,9 +35,7 @@ class Tile(torch.Tensor):
         raise TypeError("make tiles with mpi4dl.shard(x, grid=...) or Tile.from_local(x, layout)")
 
     @classmethod
-    def __torch_function__(
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         handler = HANDLERS.get(func)
         if handler is None:
             unsupported(func)
@@ -98,7 +96,7 @@ class Tile(torch.Tensor):
         with no_intercept():
             return torch.Size(self.placement.global_shape(self.shape))
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, **kwargs: Any) -> str:  # type: ignore[override]
         with no_intercept():
             local, dtype, grad = tuple(self.shape), self.dtype, self.requires_grad
         placement = self.placement
@@ -240,9 +238,7 @@ def _layout_for(
     return Layout.grid(size, grid)
 
 
-def _placement_for(
-    x: Tensor, layout: Layout, dims: Sequence[int], comm: Communicator
-) -> Placement:
+def _placement_for(x: Tensor, layout: Layout, dims: Sequence[int], comm: Communicator) -> Placement:
     if isinstance(x, Tile):
         raise LayoutMismatch("this is a tile already; to change its boxes use mpi4dl.redistribute")
     if layout.ranks != comm.size:

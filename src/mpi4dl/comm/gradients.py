@@ -1,0 +1,56 @@
+"""From every rank's share of the gradients to the exact ones."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from .communicator import Communicator
+from .launch import communicator
+
+_BUCKET_BYTES = 25 * 2**20
+
+
+def sync_gradients(model: nn.Module, comm: Communicator | None = None) -> None:
+    """Replace each parameter's gradient by its mean over ranks, which is the exact gradient.
+
+    A loss that all P ranks hold counts P times in their backward passes together, and every
+    rank's parameter is a copy of one; so the mean is right. DistributedDataParallel does the
+    same; use one of the two. Collective: every rank calls it after `backward`.
+    """
+    comm = comm or communicator()
+    if comm.size == 1:
+        return
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    if not parameters:
+        return
+    # Ranks may differ in which parameters took part (a branch taken on some); all must agree.
+    present = torch.tensor(
+        [p.grad is not None for p in parameters], dtype=torch.int32, device=parameters[0].device
+    )
+    comm.all_reduce(present, "max")
+    for p, used in zip(parameters, present.tolist(), strict=True):
+        if used and p.grad is None:
+            p.grad = torch.zeros_like(p)
+    for bucket in _buckets([p.grad for p in parameters if p.grad is not None]):
+        flat = torch.cat([g.flatten() for g in bucket])
+        comm.all_reduce(flat)
+        flat /= comm.size
+        for gradient, part in zip(bucket, flat.split([g.numel() for g in bucket]), strict=True):
+            gradient.copy_(part.view_as(gradient))
+
+
+def _buckets(gradients: list[Tensor]) -> list[list[Tensor]]:
+    """Gradients of one dtype and device, in groups of a few megabytes."""
+    buckets: list[list[Tensor]] = []
+    room: dict[tuple[torch.dtype, torch.device], tuple[list[Tensor], int]] = {}
+    for gradient in gradients:
+        key = (gradient.dtype, gradient.device)
+        size = gradient.numel() * gradient.element_size()
+        bucket, used = room.get(key, ([], _BUCKET_BYTES))
+        if used + size > _BUCKET_BYTES:
+            bucket, used = [], 0
+            buckets.append(bucket)
+        bucket.append(gradient)
+        room[key] = (bucket, used + size)
+    return buckets

@@ -1,0 +1,201 @@
+"""Losses over all pixels of the whole image.
+
+Each rank adds up its own pixels; one all-reduce of the sum (and, where pixels weigh
+differently, of the weight) makes the loss that one process would compute, on every rank.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn import _reduction
+
+from ..comm.exchange import all_reduce_sum, reduced
+from .elementwise import placed_together
+from .placement import Placement
+from .registry import named, no_intercept, refuse, spatial_op
+from .tile import Tile, alias, narrowed, redistribute, wrap
+
+
+def reduction_of(kwargs: dict[str, Any], reduction: str) -> str:
+    """The reduction asked for, the old `size_average` and `reduce` included."""
+    size_average, reduce = kwargs.pop("size_average", None), kwargs.pop("reduce", None)
+    if size_average is not None or reduce is not None:
+        return _reduction.legacy_get_string(size_average, reduce)
+    if reduction not in ("none", "mean", "sum"):
+        raise ValueError(f"{reduction!r} is not a valid value for reduction")
+    return reduction
+
+
+# ── classification of pixels ─────────────────────────────────────────────────────────────────────
+
+
+def _target_for(func: Any, input: Tile, target: Tensor, classes_apart: bool) -> Tensor:
+    """The target in the boxes of the input, whose dimension 1 it lacks if `classes_apart`."""
+    n = input.ndim
+    if 1 - n in input.placement.global_sizes:
+        refuse(func, "the classes are split over ranks", "Split batch or image dimensions only")
+    placement = input.placement
+    if classes_apart:
+        # The batch is one number nearer to the end; image dimensions count the same.
+        placement = placement.moved({-n: 1 - n})
+    if isinstance(target, Tile):
+        return alias(redistribute(target, placement))
+    return narrowed(target, placement)
+
+
+def _classes_first(x: Tensor) -> Tensor:
+    """(N, C, …) to (cells, C), which every loss accepts, also where a rank has no cell."""
+    return x.movedim(1, -1).flatten(0, -2)
+
+
+@spatial_op(F.cross_entropy)
+def cross_entropy(
+    func: Any,
+    input: Tile,
+    target: Tensor,
+    weight: Tensor | None = None,
+    size_average: bool | None = None,
+    ignore_index: int = -100,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    how = reduction_of({"size_average": size_average, "reduce": reduce}, reduction)
+    _check_pair(func, input, target)
+    apart = not target.is_floating_point()
+    here = _target_for(func, input, target, apart)
+    local = alias(input)
+    options: dict[str, Any] = {"ignore_index": ignore_index, "label_smoothing": label_smoothing}
+    if how == "none":
+        value = F.cross_entropy(local, here, weight, reduction="none", **options)
+        return wrap(alias(value), input.placement.moved({-input.ndim: 1 - input.ndim}))
+    here = here.flatten() if apart else _classes_first(here)
+    total = _sum_or_zero(F.cross_entropy, _classes_first(local), here, weight, **options)
+    total = all_reduce_sum(total, input.placement.comm)
+    if how == "sum":
+        return total
+    if not apart:
+        return total / (input.numel() // input.shape[1])
+    return total / _total_weight(here, weight, ignore_index, total, input.placement)
+
+
+def _sum_or_zero(loss: Any, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    if input.shape[0] == 0:
+        return input.sum()
+    return loss(input, *args, reduction="sum", **kwargs)
+
+
+def _total_weight(
+    target: Tensor, weight: Tensor | None, ignore: int, like: Tensor, placement: Placement
+) -> Tensor:
+    """What a mean over pixels divides by: the weights of all targets that are not ignored."""
+    kept = target[target != ignore]
+    own = like.new_tensor(kept.numel()) if weight is None else weight[kept].sum().to(like.dtype)
+    return reduced(own, placement.comm)
+
+
+def _check_pair(func: Any, input: Any, target: Tensor) -> None:
+    if not isinstance(input, Tile):
+        refuse(
+            func,
+            "the input is a plain tensor and the target a tile",
+            "Give the target whole: every rank computes the loss of the whole tensor",
+        )
+    if input.ndim < 2:
+        refuse(func, "it has no batch dimension", "Add one with unsqueeze(0)")
+    want = tuple(input.shape)
+    if not target.is_floating_point() or target.ndim != input.ndim:
+        want = (want[0], *want[2:])
+    if tuple(target.shape) != want:
+        raise ValueError(f"the target is {tuple(target.shape)}, and the input asks for {want}")
+
+
+@spatial_op(*named("nll_loss", "nll_loss2d", "nll_loss_nd"))
+def nll_loss(
+    func: Any,
+    input: Tile,
+    target: Tensor,
+    weight: Tensor | None = None,
+    size_average: bool | None = None,
+    ignore_index: int = -100,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+) -> Tensor:
+    how = reduction_of({"size_average": size_average, "reduce": reduce}, reduction)
+    _check_pair(func, input, target)
+    here = _target_for(func, input, target, True)
+    local = alias(input)
+    if how == "none":
+        value = F.nll_loss(local, here, weight, ignore_index=ignore_index, reduction="none")
+        return wrap(alias(value), input.placement.moved({-input.ndim: 1 - input.ndim}))
+    here = here.flatten()
+    total = _sum_or_zero(F.nll_loss, _classes_first(local), here, weight, ignore_index=ignore_index)
+    total = all_reduce_sum(total, input.placement.comm)
+    if how == "sum":
+        return total
+    return total / _total_weight(here, weight, ignore_index, total, input.placement)
+
+
+# ── losses that treat every element by itself ────────────────────────────────────────────────────
+
+_POINTWISE = (
+    "binary_cross_entropy binary_cross_entropy_with_logits mse_loss l1_loss smooth_l1_loss "
+    "huber_loss poisson_nll_loss soft_margin_loss hinge_embedding_loss gaussian_nll_loss kl_div "
+    "margin_ranking_loss"
+).split()
+
+
+@spatial_op(*named(*_POINTWISE))
+def pointwise_loss(func: Any, *args: Any, **kwargs: Any) -> Tensor:
+    """Per element on the own part, then the mean or sum over the whole image."""
+    if any(isinstance(a, str) for a in args):
+        refuse(func, "its reduction is given by position", "Name it: reduction=...")
+    how = kwargs.pop("reduction", "mean")
+    batch_mean = how == "batchmean" and func.__name__ == "kl_div"
+    how = "sum" if batch_mean else reduction_of(kwargs, how)
+    keys = list(kwargs)
+    operands = [*args, *kwargs.values()]
+    placement, values = placed_together(func, tuple(operands))
+    count = len(args)
+    with no_intercept():
+        value = func(
+            *values[:count],
+            **dict(zip(keys, values[count:], strict=True)),
+            reduction="none",
+        )
+    whole = wrap(alias(value), placement)
+    if how == "none":
+        return whole
+    if batch_mean:
+        return whole.sum() / whole.shape[0]
+    return whole.mean() if how == "mean" else whole.sum()
+
+
+@spatial_op(
+    *named(
+        *(
+            "cosine_embedding_loss ctc_loss multi_margin_loss multilabel_margin_loss "
+            "multilabel_soft_margin_loss triplet_margin_loss triplet_margin_with_distance_loss"
+        ).split()
+    )
+)
+def refused(func: Any, *args: Any, **kwargs: Any) -> Any:
+    refuse(
+        func,
+        "it has no rule on tiles",
+        "Write it with elementwise operators and sums, or gather its input with .full_tensor()",
+    )
+
+
+@spatial_op(*named("one_hot"))
+def one_hot(func: Any, input: Tile, num_classes: int = -1) -> Tile:
+    if num_classes < 0:
+        refuse(func, "the number of classes is not given", "Pass num_classes")
+    with no_intercept():
+        value = torch.nn.functional.one_hot(alias(input), num_classes)
+    where = {d: d - 1 for d in range(-input.ndim, 0)}
+    return wrap(alias(value), input.placement.moved(where))

@@ -1,0 +1,273 @@
+"""Batch, group, instance, layer and local response normalisation with whole-image statistics."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from ..comm.communicator import Communicator
+from ..comm.exchange import reduced
+from .placement import Placement
+from .reductions import is_cut
+from .regions import refuse_split_channels
+from .registry import named, no_intercept, refuse, spatial_op
+from .tile import Tile, alias, wrap
+
+
+class _Normalize(torch.autograd.Function):
+    """(x − mean) / √(variance + eps), the moments being those of all ranks together.
+
+    Each rank computes its own mean and variance in two passes; they are combined pairwise exact
+    (no E[x²] − E[x]²), so a large mean costs no digits. One small message each way.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        dims: tuple[int, ...],
+        counts: tuple[int, ...],
+        comm: Communicator,
+        eps: float,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+        if counts[comm.rank]:
+            var, mean = torch.var_mean(wide, dims, correction=0, keepdim=True)
+        else:
+            shape = [1 if d in dims else n for d, n in zip(range(-x.ndim, 0), x.shape, strict=True)]
+            var, mean = wide.new_zeros(shape), wide.new_zeros(shape)
+        parts = comm.all_gather(torch.stack([mean, var]))
+        total = sum(counts)
+        weights = wide.new_tensor(counts).div_(total).view(-1, *[1] * x.ndim)
+        means, variances = parts.unbind(1)
+        mean = (weights * means).sum(0)
+        var = (weights * (variances + (means - mean).square())).sum(0)
+        scale = (var + eps).rsqrt()
+        ctx.dims, ctx.total, ctx.comm = dims, total, comm
+        ctx.save_for_backward(x, mean, scale)
+        ctx.mark_non_differentiable(mean, var)
+        return ((wide - mean) * scale).to(x.dtype), mean, var
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, *unused: Tensor) -> tuple[Tensor, None, None, None, None]:
+        x, mean, scale = ctx.saved_tensors
+        grad_wide = grad.to(mean.dtype)
+        normal = (x - mean) * scale
+        sums = torch.stack(
+            [grad_wide.sum(ctx.dims, True), (grad_wide * normal).sum(ctx.dims, True)]
+        )
+        both = reduced(sums, ctx.comm) / ctx.total
+        result = scale * (grad_wide - both[0] - normal * both[1])
+        return result.to(x.dtype), None, None, None, None
+
+
+def _counts(placement: Placement, local: Tensor, dims: tuple[int, ...]) -> tuple[int, ...]:
+    """How many values each rank has for one statistic, known without asking."""
+    axes = [a for a, d in enumerate(placement.dims) if d in dims]
+    rest = prod(local.shape[d] for d in dims if d not in placement.dims)
+    return tuple(rest * prod(box[a].size for a in axes) for box in placement.layout.boxes)
+
+
+def _moments_mixed(x: Tile, dims: tuple[int, ...], eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """The same by tile operators, for statistics that are cut themselves (batch and image cut)."""
+    mean: Tensor = x.mean(dims, keepdim=True)
+    centred: Tensor = x - mean
+    var: Tensor = centred.square().mean(dims, keepdim=True)
+    return centred * (var + eps).rsqrt(), mean.detach(), var.detach()
+
+
+def standardized(x: Tile, dims: tuple[int, ...], eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """x normalised over `dims` of the whole image, with its mean and (biased) variance."""
+    placement = x.placement
+    if not set(placement.cut_dims) <= set(dims) or any(d in dims for d, _ in placement.joined):
+        return _moments_mixed(x, dims, eps)
+    local = alias(x)
+    counts = _counts(placement, local, dims)
+    y, mean, var = _Normalize.apply(local, dims, counts, placement.comm, eps)
+    return wrap(y, placement), mean, var
+
+
+def _affine(y: Tensor, weight: Tensor | None, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    if weight is not None:
+        y = y * weight
+    if bias is not None:
+        y = y + bias
+    return y.to(dtype)
+
+
+def _per_channel(parameter: Tensor | None, ndim: int) -> Tensor | None:
+    return None if parameter is None else parameter.view(1, -1, *[1] * (ndim - 2))
+
+
+def _check_channels(func: Any, x: Tile) -> None:
+    if 1 - x.ndim in x.placement.cut_dims:
+        refuse_split_channels(func)
+
+
+def _update_running(
+    running: Tensor | None, value: Tensor, momentum: float, factor: float = 1.0
+) -> None:
+    if running is not None:
+        with torch.no_grad():
+            running.lerp_((value * factor).flatten().to(running.dtype), momentum)
+
+
+@spatial_op(F.batch_norm, torch.batch_norm)
+def batch_norm(
+    func: Any,
+    input: Tile,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+    cudnn_enabled: bool = True,
+) -> Tensor:
+    _check_channels(func, input)
+    if not training or not input.placement.is_cut:
+        local = F.batch_norm(
+            alias(input), running_mean, running_var, weight, bias, training, momentum, eps
+        )
+        return wrap(local, input.placement)
+    shape = input.global_shape
+    dims = tuple(d for d in range(-input.ndim, 0) if d != 1 - input.ndim)
+    count = prod(shape[d] for d in dims)
+    if count <= 1:
+        raise ValueError(f"expected more than 1 value per channel when training, got {shape}")
+    y, mean, var = standardized(input, dims, eps)
+    _update_running(running_mean, mean, momentum)
+    _update_running(running_var, var, momentum, count / (count - 1))
+    n = input.ndim
+    return _affine(y, _per_channel(weight, n), _per_channel(bias, n), input.dtype)
+
+
+@spatial_op(F.instance_norm, torch.instance_norm)
+def instance_norm(
+    func: Any,
+    input: Tile,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+    cudnn_enabled: bool = True,
+) -> Tensor:
+    _check_channels(func, input)
+    if not use_input_stats:
+        return batch_norm(func, input, running_mean, running_var, weight, bias, eps=eps)
+    n, shape = input.ndim, input.global_shape
+    dims = tuple(range(2 - n, 0))
+    count = prod(shape[d] for d in dims)
+    if count <= 1:
+        raise ValueError(f"expected more than 1 spatial element when training, got {shape}")
+    if running_mean is not None and -n in input.placement.cut_dims:
+        refuse(
+            func,
+            "its running statistics are averages over a batch that is split over ranks",
+            "Split image dimensions only, or use track_running_stats=False",
+        )
+    y, mean, var = standardized(input, dims, eps)
+    _update_running(running_mean, mean.mean(0), momentum)
+    _update_running(running_var, var.mean(0), momentum, count / (count - 1))
+    return _affine(y, _per_channel(weight, n), _per_channel(bias, n), input.dtype)
+
+
+@spatial_op(F.group_norm, torch.group_norm)
+def group_norm(
+    func: Any,
+    input: Tile,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enabled: bool = True,
+) -> Tensor:
+    _check_channels(func, input)
+    n, shape = input.ndim, input.global_shape
+    if shape[1] % num_groups:
+        raise ValueError(f"{shape[1]} channels cannot form {num_groups} groups")
+    # (N, G, C/G, …): the image dimensions keep their negative numbers; the batch moves by one.
+    local = alias(input).unflatten(1, (num_groups, shape[1] // num_groups))
+    grouped = wrap(alias(local), input.placement.moved({-n: -n - 1}))
+    y = standardized(grouped, tuple(range(1 - n, 0)), eps)[0]
+    y = wrap(alias(alias(y).flatten(1, 2)), input.placement)
+    return _affine(y, _per_channel(weight, n), _per_channel(bias, n), input.dtype)
+
+
+@spatial_op(F.layer_norm, torch.layer_norm)
+def layer_norm(
+    func: Any,
+    input: Tile,
+    normalized_shape: Any,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enable: bool = True,
+) -> Tensor:
+    sizes = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+    dims = tuple(range(-len(sizes), 0))
+    if tuple(input.global_shape[-len(sizes) :]) != sizes:
+        raise ValueError(f"layer_norm over {sizes} of a tensor of {tuple(input.global_shape)}")
+    if not is_cut(input, dims):
+        return wrap(F.layer_norm(alias(input), sizes, weight, bias, eps), input.placement)
+    y = standardized(input, dims, eps)[0]
+    return _affine(y, weight, bias, input.dtype)
+
+
+@spatial_op(*named("rms_norm"))
+def rms_norm(
+    func: Any,
+    input: Tile,
+    normalized_shape: Any,
+    weight: Tensor | None = None,
+    eps: float | None = None,
+) -> Tensor:
+    sizes = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+    dims = tuple(range(-len(sizes), 0))
+    if not is_cut(input, dims):
+        return wrap(F.rms_norm(alias(input), sizes, weight, eps), input.placement)
+    eps = torch.finfo(input.dtype).eps if eps is None else eps
+    scale: Tensor = (input.square().mean(dims, keepdim=True) + eps).rsqrt()
+    return _affine(input * scale, weight, None, input.dtype)
+
+
+@spatial_op(F.local_response_norm)
+def local_response_norm(func: Any, input: Tile, *args: Any, **kwargs: Any) -> Tensor:
+    """Looks along the channels only."""
+    _check_channels(func, input)
+    with no_intercept():
+        return wrap(func(alias(input), *args, **kwargs), input.placement)
+
+
+_sync_forward = nn.SyncBatchNorm.forward
+
+
+def _sync_batch_norm_forward(self: nn.SyncBatchNorm, input: Tensor) -> Tensor:
+    """On a tile SyncBatchNorm is what every BatchNorm is there: statistics of all ranks.
+
+    PyTorch's own forward refuses CPU tensors before any function is called that could be
+    intercepted, which is why the method itself is wrapped.
+    """
+    if not isinstance(input, Tile):
+        return _sync_forward(self, input)
+    if self.process_group is not None and self.process_group.size() != input.placement.comm.size:
+        refuse(
+            F.batch_norm,
+            f"SyncBatchNorm is set to {self.process_group.size()} ranks and the tile lies on "
+            f"{input.placement.comm.size}",
+            "Leave its process_group unset, or give both the same ranks",
+        )
+    return nn.modules.batchnorm._BatchNorm.forward(self, input)
+
+
+nn.SyncBatchNorm.forward = _sync_batch_norm_forward  # type: ignore[method-assign]

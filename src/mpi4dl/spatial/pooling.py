@@ -1,0 +1,230 @@
+"""Max, average and Lp pooling with windows of a fixed size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..errors import GeometryError
+from ..geometry import SlidingWindow, check_output, pool_size
+from .convolution import Sizes, per_dimension
+from .regions import WindowPlan, Windows, check_ordinary, windowed, windows_for
+from .registry import named, refuse, spatial_op
+from .tile import Tile
+
+
+class _Geometry:
+    """The sizes of one pooling call, the same on every rank."""
+
+    def __init__(
+        self,
+        func: Any,
+        x: Tile,
+        count: int,
+        kernel: Sizes,
+        stride: Sizes | None,
+        padding: Sizes = 0,
+        dilation: Sizes = 1,
+        ceil_mode: bool = False,
+    ) -> None:
+        check_ordinary(func, x, tuple(range(-count, 0)), channels=False)
+        self.kernel = per_dimension(kernel, count)
+        # PyTorch reads an empty stride as the kernel size.
+        self.stride = per_dimension(stride, count) if stride not in (None, (), []) else self.kernel
+        self.padding = per_dimension(padding, count)
+        self.dilation = per_dimension(dilation, count)
+        self.sizes = tuple(x.shape[-count:])
+        if any(p > k // 2 for p, k in zip(self.padding, self.kernel, strict=True)):
+            raise GeometryError(
+                f"pooling padding {self.padding} is more than half of the kernel {self.kernel}"
+            )
+        self.outs = tuple(
+            pool_size(n, k, s, p, d, ceil_mode)
+            for n, k, s, p, d in zip(
+                self.sizes, self.kernel, self.stride, self.padding, self.dilation, strict=True
+            )
+        )
+        check_output(getattr(func, "__name__", "pooling"), self.sizes, self.outs)
+
+    def windows(self, x: Tile) -> Windows:
+        return windows_for(x, self.sizes, self.outs, self.window)
+
+    def window(self, dim: int, n: int, out: int) -> SlidingWindow:
+        return SlidingWindow(
+            n, out, self.kernel[dim], self.stride[dim], self.padding[dim], self.dilation[dim]
+        )
+
+    def native(self, values: Sequence[int], x: Tile) -> list[int]:
+        """`values` in the dimensions that are not cut, 0 in the others."""
+        cut = x.placement.cut_dims
+        return [0 if d in cut else values[d] for d in range(-len(values), 0)]
+
+
+_MAX: dict[int, Callable[..., Any]] = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
+
+
+@spatial_op(*named("max_pool1d", "max_pool2d", "max_pool3d"))
+def max_pool(
+    func: Any,
+    input: Tile,
+    kernel_size: Sizes,
+    stride: Sizes | None = None,
+    padding: Sizes = 0,
+    dilation: Sizes = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Tile:
+    if return_indices:
+        max_pool_with_indices(func)
+    count = int(func.__name__[8])
+    g = _Geometry(func, input, count, kernel_size, stride, padding, dilation, ceil_mode)
+    lowest = float("-inf") if input.is_floating_point() else torch.iinfo(input.dtype).min
+
+    def kernel(region: Tensor, plan: WindowPlan) -> Tensor:
+        pads = g.native(g.padding, input)
+        # In cut dimensions the region holds whole windows, so that rounding up changes nothing.
+        return _MAX[count](region, g.kernel, g.stride, pads, g.dilation, ceil_mode)
+
+    return windowed(input, g.windows(input), kernel, fill=lowest)
+
+
+@spatial_op(
+    *(named("max_pool1d_with_indices", "max_pool2d_with_indices", "max_pool3d_with_indices"))
+)
+def max_pool_with_indices(func: Any, *args: Any, **kwargs: Any) -> Any:
+    refuse(
+        func,
+        "indices into the whole image are not kept on tiles",
+        "Use return_indices=False; for unpooling use interpolate or a transposed convolution",
+    )
+
+
+@spatial_op(*named("avg_pool1d"))
+def avg_pool1d(
+    func: Any,
+    input: Tile,
+    kernel_size: Sizes,
+    stride: Sizes | None = None,
+    padding: Sizes = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+) -> Tile:
+    return _average(
+        func, input, 1, kernel_size, stride, padding, ceil_mode, count_include_pad, None
+    )
+
+
+@spatial_op(*named("avg_pool2d", "avg_pool3d"))
+def avg_pool(
+    func: Any,
+    input: Tile,
+    kernel_size: Sizes,
+    stride: Sizes | None = None,
+    padding: Sizes = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Tile:
+    if divisor_override == 0:
+        raise GeometryError("the divisor of an average must not be zero")
+    count = int(func.__name__[8])
+    return _average(
+        func,
+        input,
+        count,
+        kernel_size,
+        stride,
+        padding,
+        ceil_mode,
+        count_include_pad,
+        divisor_override,
+    )
+
+
+def _average(
+    func: Any,
+    x: Tile,
+    count: int,
+    kernel_size: Sizes,
+    stride: Sizes | None,
+    padding: Sizes,
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor: int | None,
+) -> Tile:
+    """Sums over whole windows, divided by how many cells of each window count.
+
+    The divisor differs only where a window hangs over the image's border, which a rank knows
+    from the global position of its outputs.
+    """
+    g = _Geometry(func, x, count, kernel_size, stride, padding, 1, ceil_mode)
+
+    def kernel(region: Tensor, plan: WindowPlan) -> Tensor:
+        whole = dict(plan.out)
+        counts = []
+        for dim in range(-count, 0):
+            start, stop = (whole[dim].start, whole[dim].stop) if dim in whole else (0, g.outs[dim])
+            counts.append(_counted(g, dim, range(start, max(stop, start + 1)), count_include_pad))
+        sums = _window_sums(region, g, x)
+        if divisor is not None or all(len(set(c)) == 1 for c in counts):
+            return sums / (divisor if divisor is not None else prod(c[0] for c in counts))
+        for dim, c in zip(range(-count, 0), counts, strict=True):
+            sums = sums / sums.new_tensor(c).view(-1, *[1] * (-dim - 1))
+        return sums
+
+    return windowed(x, g.windows(x), kernel)
+
+
+def _counted(g: _Geometry, dim: int, outputs: range, include_padding: bool) -> list[int]:
+    """By how many cells along `dim` each output is divided, in PyTorch's way of counting."""
+    n, k, s, p = g.sizes[dim], g.kernel[dim], g.stride[dim], g.padding[dim]
+    low, high = (-p, n + p) if include_padding else (0, n)
+    return [max(min(o * s - p + k, high) - max(o * s - p, low), 1) for o in outputs]
+
+
+def _window_sums(region: Tensor, g: _Geometry, x: Tile) -> Tensor:
+    """Sums over windows. Uncut dimensions get their padding, and what ceil_mode adds, here."""
+    count = len(g.kernel)
+    cut = x.placement.cut_dims
+    for dim in range(-count, 0):
+        if dim not in cut:
+            # The last window may end before the padding does, or reach beyond it.
+            reach = (g.outs[dim] - 1) * g.stride[dim] + g.kernel[dim]
+            after = reach - g.padding[dim] - g.sizes[dim]
+            if g.padding[dim] or after > 0:
+                sides = [0] * (2 * -dim)
+                sides[-2:] = [g.padding[dim], max(after, 0)]
+                region = F.pad(region, sides)
+    if count == 1:
+        sums = F.avg_pool2d(
+            region.unsqueeze(-2), (1, g.kernel[0]), (1, g.stride[0]), divisor_override=1
+        )
+        return sums.squeeze(-2)
+    pool = F.avg_pool2d if count == 2 else F.avg_pool3d
+    return pool(region, g.kernel, g.stride, divisor_override=1)
+
+
+@spatial_op(*named("lp_pool1d", "lp_pool2d", "lp_pool3d"))
+def lp_pool(
+    func: Any,
+    input: Tile,
+    norm_type: float,
+    kernel_size: Any,
+    stride: Any = None,
+    ceil_mode: bool = False,
+) -> Tensor:
+    """(Σ xᵖ)^(1/p) over each window; where the sum is zero the gradient is zero, not infinite."""
+    count = int(func.__name__[7])
+    if norm_type in (float("inf"), float("-inf")):
+        sign = 1 if norm_type > 0 else -1
+        return sign * _MAX[count](sign * input.abs(), kernel_size, stride, ceil_mode=ceil_mode)
+    average = F.avg_pool1d if count == 1 else F.avg_pool2d if count == 2 else F.avg_pool3d
+    sums = average(input.pow(norm_type), kernel_size, stride, 0, ceil_mode)
+    sums = sums * prod(per_dimension(kernel_size, count))
+    # relu passes nothing back at zero, where the root's slope is infinite.
+    return (sums.sign() * sums.abs().relu()).pow(1.0 / norm_type)

@@ -1,0 +1,50 @@
+"""The operator tests again with ranks that are processes, and what only processes can show."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.ranks import UNDER_TORCHRUN
+
+TESTS = Path(__file__).parent.parent
+pytestmark = pytest.mark.skipif(UNDER_TORCHRUN, reason="starts torchrun itself")
+
+
+def torchrun(ranks: int, *command: str, timeout: float = 280) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    for name in list(environment):
+        if name.startswith("PYTEST"):
+            del environment[name]
+    return subprocess.run(
+        [
+            sys.executable,
+            *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)),
+            *command,
+        ],
+        cwd=TESTS.parent,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+
+
+def test_the_operator_tests_with_four_processes():
+    run = torchrun(4, "-m", "pytest", "tests/spatial", "-x", "-p", "no:cacheprovider", "-n", "0")
+    passed = [int(n) for n in re.findall(r"(\d+) passed", run.stdout)]
+    assert run.returncode == 0, run.stdout[-5000:] + run.stderr[-2000:]
+    assert len(passed) == 4
+    assert min(passed) > 100
+    assert " failed" not in run.stdout
+
+
+@pytest.mark.parametrize("ranks", [1, 3, 4])
+def test_training_gives_the_gradients_of_one_process(ranks):
+    run = torchrun(ranks, "tests/ranks/training.py")
+    assert run.returncode == 0, run.stdout[-5000:] + run.stderr[-5000:]
+    assert "all equal" in run.stdout

@@ -1,0 +1,135 @@
+"""Losses on tiles are the losses of the whole image."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from support.exactness import assert_exact, on_tiles, rand
+
+import mpi4dl
+
+GRIDS = [(1, 2), (3, 1), (2, 3)]
+
+
+def labels(*shape: int, classes: int = 4, ignore: int | None = None) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(5)
+    y = torch.randint(0, classes, shape, generator=generator)
+    if ignore is not None:
+        y[torch.rand(shape, generator=generator) < 0.3] = ignore
+    return y
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_cross_entropy(weighted, smoothing, reduction, grid):
+    weight = torch.tensor([0.5, 1.0, 2.0, 0.1], dtype=torch.float64) if weighted else None
+
+    def loss(x, y):
+        return F.cross_entropy(
+            x, y, weight, ignore_index=3, reduction=reduction, label_smoothing=smoothing
+        )
+
+    y = labels(2, 7, 9)
+    assert_exact(loss, rand(2, 4, 7, 9), y, grid=grid)
+    assert_exact(loss, rand(2, 4, 7, 9), y, grid=grid, plain=(1,))  # labels on every rank
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_cross_entropy_with_probabilities(reduction, smoothing):
+    weight = torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64)
+
+    def loss(x, p):
+        return F.cross_entropy(
+            x, p.softmax(1), weight, reduction=reduction, label_smoothing=smoothing
+        )
+
+    assert_exact(loss, rand(2, 3, 7, 9), rand(2, 3, 7, 9, seed=2), grid=(2, 2))
+
+
+def test_cross_entropy_of_volumes():
+    x, y = rand(2, 4, 3, 5, 6), labels(2, 3, 5, 6)
+    assert_exact(F.cross_entropy, x, y, grid=(2, 2))
+    assert_exact(F.cross_entropy, x, y, grid=(3, 1, 2))
+
+
+def test_a_batch_that_is_cut():
+    """The target has no class dimension, so it is narrowed, not sharded, by the harness."""
+    assert_exact(F.cross_entropy, rand(5, 4), labels(5), grid=(3,), dims=(0,))
+    assert_exact(F.cross_entropy, rand(5, 4, 6, 7), labels(5, 6, 7), grid=(3,), dims=(0,))
+    assert_exact(
+        F.cross_entropy, rand(5, 4, 6, 7), labels(5, 6, 7), grid=(2, 2), dims=(0, 2), plain=(1,)
+    )
+
+
+def test_ignored_everywhere_is_nan_as_in_one_process():
+    y = torch.full((1, 4, 4), -100)
+    value = on_tiles(F.cross_entropy, [rand(1, 3, 4, 4), y], (2, 1)).outputs[0]
+    assert value.isnan()
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_nll_loss(reduction):
+    def loss(x, y):
+        return F.nll_loss(F.log_softmax(x, 1), y, ignore_index=1, reduction=reduction)
+
+    assert_exact(loss, rand(2, 4, 7, 9), labels(2, 7, 9), grid=(2, 2))
+
+
+@pytest.mark.filterwarnings("ignore:reduction. 'mean' divides the total loss")
+@pytest.mark.parametrize("grid", GRIDS)
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        F.mse_loss,
+        F.l1_loss,
+        F.smooth_l1_loss,
+        F.huber_loss,
+        F.binary_cross_entropy_with_logits,
+        F.soft_margin_loss,
+        F.poisson_nll_loss,
+        F.kl_div,
+    ],
+    ids=lambda f: f.__name__,
+)
+def test_pointwise_losses(loss, reduction, grid):
+    def program(x, y):
+        return loss(x, y.detach() if loss is F.soft_margin_loss else y, reduction=reduction)
+
+    assert_exact(program, rand(2, 3, 7, 5), rand(2, 3, 7, 5, seed=1), grid=grid)
+    assert_exact(program, rand(2, 3, 7, 5), rand(2, 3, 7, 5, seed=1), grid=grid, plain=(1,))
+
+
+def test_weights_and_positive_weights():
+    positive = torch.tensor([0.5, 2.0, 3.0], dtype=torch.float64).view(3, 1, 1)
+
+    def loss(x, y, w):
+        y, w = y.sigmoid(), w.sigmoid().detach()
+        a = F.binary_cross_entropy_with_logits(x, y, weight=w, pos_weight=positive)
+        return a + F.binary_cross_entropy(x.sigmoid(), y, w)
+
+    args = [rand(2, 3, 7, 5, seed=i) for i in range(3)]
+    assert_exact(loss, *args, grid=(2, 2))
+    assert_exact(
+        lambda x, y: F.kl_div(x, y.softmax(1), reduction="batchmean"), *args[:2], grid=(2, 2)
+    )
+
+
+def test_empty_tiles():
+    assert_exact(F.cross_entropy, rand(1, 4, 2, 3), labels(1, 2, 3), grid=(3, 2))
+    assert_exact(F.mse_loss, rand(1, 4, 2, 3), rand(1, 4, 2, 3, seed=3), grid=(3, 2))
+
+
+def test_a_target_of_another_shape_is_an_error_on_every_rank():
+    with pytest.raises(ValueError, match=r"target is \(1, 5, 5\)"):
+        on_tiles(F.cross_entropy, [rand(1, 4, 6, 6), labels(1, 5, 5)], (2, 1), plain=(1,))
+
+
+def test_losses_without_a_rule_are_refused():
+    with pytest.raises(mpi4dl.UnsupportedOperator, match="triplet_margin_loss"):
+        x = rand(2, 3, 4, 4)
+        on_tiles(F.triplet_margin_loss, [x, x, x], (2, 1))
