@@ -1,10 +1,45 @@
+"""What holds for every test, and the line at the end of a run: how much was compared, how close."""
+
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
+import hypothesis
 import pytest
 import torch
+
 from support.exactness import TALLY
 
 torch.set_num_threads(1)
+
+# The same examples in every run, so that a red test is red for everybody;
+# `--hypothesis-profile=explore` looks for new ones.
+hypothesis.settings.register_profile("steady", deadline=None, derandomize=True, database=None)
+hypothesis.settings.register_profile("explore", deadline=None, max_examples=2000)
+hypothesis.settings.load_profile("steady")
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """Modules start from the same weights, whichever tests ran before in this process."""
+    torch.manual_seed(0)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A worker of pytest-xdist hands its tally to the process that writes the summary."""
+    output: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output["exactness"] = dataclasses.astuple(TALLY)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Runs in the process that writes the summary, once for every worker that ends."""
+    cases, worst, where = getattr(node, "workeroutput", {}).get("exactness", (0, 0.0, ""))
+    if cases:
+        TALLY.add(worst, where)
+        TALLY.cases += cases - 1
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -17,7 +17,7 @@ from .errors import (
     UnsupportedOperator,
 )
 from .geometry import Box, Interval, Layout
-from .spatial import Tile, redistribute, shard, spatial_op, wrap
+from .spatial import Tile, shard, spatial_op, wrap
 
 __version__ = "0.1.0"
 
@@ -32,7 +32,6 @@ __all__ = [
     "Tile",
     "UnsupportedOperator",
     "init",
-    "redistribute",
     "shard",
     "shutdown",
     "spatial_op",

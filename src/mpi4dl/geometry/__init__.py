@@ -8,8 +8,8 @@ from .layout import Layout, square_grid
 from .transfer import Move, Transfer
 from .window import (
     ComposedWindow,
-    TableWindow,
     SlidingWindow,
+    TableWindow,
     TransposedWindow,
     WholeWindow,
     Window,
@@ -25,12 +25,11 @@ __all__ = [
     "Interval",
     "Layout",
     "Move",
-    "TableWindow",
     "SlidingWindow",
+    "TableWindow",
     "Transfer",
     "TransposedWindow",
     "WholeWindow",
-    "Window",
     "Window",
     "check_output",
     "conv_size",

@@ -1,13 +1,13 @@
 """Which rank holds which region of a tensor.
 
-    vertical, 3 parts      horizontal, 3 parts      square, 4 parts
-    ┌───┬───┬───┐          ┌───────────┐            ┌─────┬─────┐
-    │   │   │   │          │     0     │            │  0  │  1  │
-    │ 0 │ 1 │ 2 │          ├───────────┤            ├─────┼─────┤
-    │   │   │   │          │     1     │            │  2  │  3  │
-    └───┴───┴───┘          ├───────────┤            └─────┴─────┘
-                           │     2     │
-                           └───────────┘
+vertical, 3 parts      horizontal, 3 parts      square, 4 parts
+┌───┬───┬───┐          ┌───────────┐            ┌─────┬─────┐
+│   │   │   │          │     0     │            │  0  │  1  │
+│ 0 │ 1 │ 2 │          ├───────────┤            ├─────┼─────┤
+│   │   │   │          │     1     │            │  2  │  3  │
+└───┴───┴───┘          ├───────────┤            └─────┴─────┘
+                       │     2     │
+                       └───────────┘
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Layout:
 
     @classmethod
     def from_cuts(cls, size: Sequence[int], cuts: Sequence[Sequence[int]]) -> Layout:
-        """Cut axis i at the positions `cuts[i]`: `from_cuts((97, 75), [(40,), (30, 50)])` is 2×3."""
+        """Cut axis i at `cuts[i]`: `from_cuts((97, 75), [(40,), (30, 50)])` is a 2×3 grid."""
         return _from_cuts(tuple(size), tuple(tuple(c) for c in cuts))
 
     @classmethod

@@ -162,17 +162,19 @@ class ComposedWindow:
     def cut(self, c: int) -> int:
         """As `Layout.remap` by one window after the other: the ends stay ends, also in between."""
         for window in self.windows:
-            if c == window.in_size:
-                c = window.out_size
-            elif c != 0:
+            if 0 < c < window.in_size:
                 c = min(max(window.cut(c), 0), window.out_size)
+            elif c != 0:
+                c = window.out_size
         return c
 
 
 # ── output sizes, by PyTorch's rules ─────────────────────────────────────────────────────────────
 
 
-def conv_size(n: int, kernel: int, stride: int, padding: int | tuple[int, int], dilation: int) -> int:
+def conv_size(
+    n: int, kernel: int, stride: int, padding: int | tuple[int, int], dilation: int
+) -> int:
     """Outputs of a convolution; `padding` on both sides, or (before, after)."""
     before, after = padding if isinstance(padding, tuple) else (padding, padding)
     return (n + before + after - dilation * (kernel - 1) - 1) // stride + 1

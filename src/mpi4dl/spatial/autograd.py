@@ -38,7 +38,8 @@ def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) 
         given = grad_tensors if isinstance(grad_tensors, Sequence) else [grad_tensors]
         gradients = list(given) if grad_tensors is not None else [None] * len(outputs)
         grad_tensors = [_local_gradient(t, g) for t, g in zip(outputs, gradients, strict=True)]
-        tensors = [alias(t) if isinstance(t, Tile) else t for t in outputs]
+        with torch.enable_grad():  # reentrant checkpointing calls this while gradients are off
+            tensors = [alias(t) if isinstance(t, Tile) else t for t in outputs]
     _backward(tensors, grad_tensors, *args, **kwargs)
 
 

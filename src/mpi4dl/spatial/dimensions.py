@@ -24,7 +24,7 @@ from torch import Tensor
 from ..geometry import Box, Interval, Layout
 from .placement import Factor, Placement, ordered
 from .registry import no_intercept, refuse, spatial_op, spatial_op_named
-from .tile import Tile, _separated, alias, redistribute, wrap
+from .tile import Tile, redistribute, wrap
 
 Shape = tuple[int, ...]
 Dimension = list[Factor]
@@ -70,14 +70,6 @@ def at_least(func: Any, *tensors: Any) -> Any:
     return tuple(func(t) for t in several)
 
 
-@spatial_op_named("channel_shuffle", "native_channel_shuffle")
-def channel_shuffle(func: Any, input: Tile, groups: int) -> Tile:
-    if 1 - input.ndim in input.placement.cut_dims:
-        refuse(func, "the channels are split over ranks", "Split batch or image dimensions only")
-    with no_intercept():
-        return wrap(func(alias(input), groups), input.placement)
-
-
 # ── joining dimensions and taking them apart ─────────────────────────────────────────────────────
 
 
@@ -85,13 +77,10 @@ def channel_shuffle(func: Any, input: Tile, groups: int) -> Tile:
 class ReshapePlan:
     """How a reshape is done, for all ranks alike."""
 
-    source: Placement
-    """The boxes that the tile must have before."""
-    placement: Placement | None
-    """Of the result; None where it is not cut, so that every rank holds the whole."""
+    source: Placement  # the boxes that the tile must have before
+    placement: Placement | None  # of the result; None where every rank holds the whole
     local: Shape
-    vanishing: Shape = ()
-    """Cut axes of a single row that no target dimension keeps, to be dissolved first."""
+    vanishing: Shape = ()  # axes of a single row that no target dimension keeps
 
 
 def reshaped(func: Any, tile: Tile, target: Shape) -> Tensor:
@@ -113,8 +102,6 @@ def reshaped(func: Any, tile: Tile, target: Shape) -> Tensor:
             return reshaped(func, dissolved, target)
         return dissolved.reshape(target)
     if plan.source != tile.placement:
-        if tile.placement.joined:
-            return reshaped(func, _separated(tile), target)
         tile = redistribute(tile, plan.source)
     with no_intercept():
         local = tile.reshape(plan.local)
@@ -130,8 +117,8 @@ def _plan(placement: Placement, shape: Shape, target: Shape) -> ReshapePlan | No
     if matched is None:
         return None if placement.is_cut else ReshapePlan(placement, None, target)
     taken, vanishing = matched
-    if not vanishing.isdisjoint(fixed):
-        return ReshapePlan(placement, None, target, tuple(sorted(vanishing & fixed)))
+    if not vanishing.isdisjoint(layout.cut_axes):
+        return ReshapePlan(placement, None, target, tuple(vanishing))
     units = {
         f.axis: layout.size[f.axis] // f.extent if f.extent else 1
         for dimension in taken
@@ -260,43 +247,27 @@ def _placed(source: Placement, dimensions: list[Dimension]) -> Placement | None:
 
 
 def _without_single_rows(tile: Tile, axes: Shape) -> Tensor:
-    """The same tensor without its axes of extent 1, which only some ranks hold.
+    """The same tensor, not cut along these axes of extent 1.
 
-    The others hold nothing, and say so along an axis that stays. Where none stays there is a
-    single pixel, which every rank gets.
+    Ranks that hold nothing say so along another axis. Where there is none there is but a single
+    pixel, which every rank gets.
     """
-    placement = tile.placement
-    rest = [a for a in range(len(placement.dims)) if a not in axes]
+    placement, layout = tile.placement, tile.placement.layout
+    rest = [a for a in range(len(layout.size)) if a not in axes]
     if not rest:
         return tile.full_tensor()
-    emptied = placement.layout.cut_axes
-    victim = next((a for a in rest if a in emptied), rest[0])
+    marked = next((a for a in rest if a in layout.cut_axes), rest[0])
 
-    def remaining(box: Box) -> Box:
-        nothing = any(box[a].empty for a in axes)
-        part = box[victim]
-        kept = Interval(part.start, part.start) if nothing else part
-        return Box(tuple(kept if a == victim else box[a] for a in rest))
+    def shared(box: Box) -> Box:
+        parts = [Interval(0, 1) if a in axes else part for a, part in enumerate(box)]
+        if any(box[a].empty for a in axes):
+            parts[marked] = Interval(parts[marked].start, parts[marked].start)
+        return Box(tuple(parts))
 
-    layout = Layout(
-        tuple(placement.layout.size[a] for a in rest),
-        tuple(remaining(box) for box in placement.layout.boxes),
-    )
-    renumber = {a: i for i, a in enumerate(rest)}
-    shape = tuple(tile.global_shape)
-    dimensions = [
-        [
-            Factor(renumber.get(f.axis, -1), f.extent)
-            for f in placement.factors.get(d, ())
-            if f.axis not in axes
-        ]
-        for d in range(-len(shape), 0)
-    ]
-    bare = ordered(layout, tuple(placement.dims[a] for a in rest), placement.comm)
-    smaller = _placed(bare, dimensions)
-    assert smaller is not None
+    placement = placement.with_layout(Layout(layout.size, tuple(map(shared, layout.boxes))))
+    local = placement.local_shape(tile.global_shape)
     with no_intercept():
-        return wrap(tile.reshape(smaller.local_shape(shape)), smaller)
+        return wrap(tile.reshape(local), placement)
 
 
 # ── the functions ────────────────────────────────────────────────────────────────────────────────

@@ -17,7 +17,7 @@ from torch import Tensor
 from .assembly import check_apart
 from .placement import Placement
 from .registry import no_intercept, refuse, spatial_op
-from .slicing import inserted, on_meta, refuse_cut_index, selected, strided
+from .slicing import on_meta, refuse_cut_index, selected, strided
 from .tile import Tile, alias, narrowed, redistribute, wrap
 
 Advanced = list[tuple[int, Tensor]]  # (dimension from the left, index tensor)
@@ -58,7 +58,7 @@ def setitem(func: Any, tensor: Tensor, index: Any, value: Any) -> None:
             "Index it by a slice of length 1, which stays a view",
         )
     if not _is_scalar(value):
-        value = _part(func, tensor, value, placement, _shape_after(view, advanced))
+        value = _part(func, value, placement, _shape_after(view, advanced))
     with no_intercept():
         if advanced:
             view[_full_index(advanced)] = value
@@ -76,17 +76,13 @@ def _is_scalar(value: Any) -> bool:
 
 def _is_mask_of(tensor: Tensor, index: Any) -> bool:
     """A mask of the whole tensor: filling under it is an elementwise operator."""
-    return (
-        isinstance(index, Tensor) and index.dtype == torch.bool and index.shape == tensor.shape
-    )
+    return isinstance(index, Tensor) and index.dtype == torch.bool and index.shape == tensor.shape
 
 
-def _part(
-    func: Any, target: Tensor, value: Any, placement: Placement, shape: tuple[int, ...]
-) -> Tensor:
+def _part(func: Any, value: Any, placement: Placement, shape: tuple[int, ...]) -> Tensor:
     """What this rank's part of a view of the global `shape` is assigned from `value`."""
     if not isinstance(value, Tensor):
-        value = torch.as_tensor(value, dtype=target.dtype, device=target.device)
+        raise TypeError(f"can't assign a {type(value).__name__} to a tile")
     while value.ndim > len(shape) and value.shape[0] == 1:
         value = value[0]
     on_meta(value).expand(shape)  # PyTorch's error if it does not fit
@@ -113,7 +109,7 @@ def _views(func: Any, tensor: Tensor, index: Any) -> tuple[Tensor, Advanced]:
             advanced += [(dim + i, t) for i, t in enumerate(_positions(view, dim, item))]
             dim += max(1, item.ndim if item.dtype == torch.bool else 1)
         elif item is None:
-            view = _unsqueezed(view, dim)
+            view = view.unsqueeze(dim)
             dim += 1
         elif isinstance(item, slice):
             view = _sliced(func, view, dim, item)
@@ -168,13 +164,6 @@ def _dimensions_of(item: Any) -> int:
     if item is None or item is Ellipsis:
         return 0
     return item.ndim if isinstance(item, Tensor) and item.dtype == torch.bool else 1
-
-
-def _unsqueezed(tensor: Tensor, dim: int) -> Tensor:
-    out = alias(tensor).unsqueeze(dim)
-    if not isinstance(tensor, Tile):
-        return out
-    return wrap(out, inserted(tensor.placement, dim - out.ndim))
 
 
 def _sliced(func: Any, tensor: Tensor, dim: int, part: slice) -> Tensor:
@@ -235,23 +224,17 @@ def _rearrangement(ndim: int, advanced: Advanced) -> tuple[list[int], int, tuple
 
 
 def _after_gather(func: Any, view: Tile, advanced: Advanced) -> Placement | None:
-    placement: Placement | None = view.placement
-    ndim = view.ndim
-    gone = tuple(dim - ndim for dim, _ in advanced)
+    gone = tuple(dim - view.ndim for dim, _ in advanced)
     for dim in gone:
         check_apart(func, view, dim)
         if dim in view.placement.cut_dims:
             refuse_cut_index(func, dim)
-    if any(dim in view.placement.dims for dim in gone):
-        placement = view.placement.without(gone)
+    placement = view.placement.without(gone, keep=False)
     if placement is None:
         return None
-    kept, lead, shape = _rearrangement(ndim, advanced)
-    out = len(kept) + len(shape)
-    where = {
-        dim - ndim: (at if at < lead else at + len(shape)) - out for at, dim in enumerate(kept)
-    }
-    return placement.moved(where)
+    kept, lead, shape = _rearrangement(view.ndim, advanced)
+    before = range(-len(kept), lead - len(kept))
+    return placement.moved({dim: dim - len(shape) for dim in before})
 
 
 def _shape_after(view: Tensor, advanced: Advanced) -> tuple[int, ...]:

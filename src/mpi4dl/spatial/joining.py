@@ -16,9 +16,11 @@ from torch import Tensor
 
 from .assembly import Rescale, Segment, assemble, check_apart, resized, segments_of
 from .placement import Placement
-from .registry import refuse, spatial_op, spatial_op_named
-from .slicing import inserted, negative
+from .registry import refuse, spatial_op_named
+from .slicing import negative
 from .tile import Tile, alias, narrowed, redistribute, wrap
+
+Kinds = tuple[tuple[tuple[int, ...], torch.dtype], ...]
 
 
 @spatial_op_named("cat", "concat", "concatenate")
@@ -33,19 +35,34 @@ def cat(
     _refuse_out(func, out)
     # PyTorch skips tensors of shape (0,), whatever the other shapes are.
     parts = [t for t in tensors if isinstance(t, Tile) or t.ndim != 1 or t.shape[0]]
-    base = _first_tile(parts)
+    base = _base(parts)
     dim = negative(base, dim if axis is None else axis)
-    dtype = _joined_dtype(
-        tuple((tuple(t.shape), t.dtype) for t in parts), tuple(t.dtype for t in tensors), dim
-    )
+    dtype = _checked(torch.cat, _kinds(tensors), dim)
     for part in parts:
         if isinstance(part, Tile):
             check_apart(func, part, dim)
     if dim in base.placement.cut_dims:
-        joined = _along_cut(parts, base, dim)
+        joined = _along_cut(func, parts, base, dim)
     else:
         joined = _side_by_side(parts, base.placement, dim)
-    return joined if joined.dtype == dtype else joined.to(dtype)  # type: ignore[return-value]
+    return joined if len(parts) == len(tensors) else joined.to(dtype)  # type: ignore[return-value]
+
+
+@spatial_op_named("stack")
+def stack(func: Any, tensors: Sequence[Tensor], dim: int = 0, *, out: Tensor | None = None) -> Tile:
+    _refuse_out(func, out)
+    _checked(torch.stack, _kinds(tensors), dim)
+    return torch.cat([t.unsqueeze(dim) for t in tensors], dim)  # type: ignore[return-value]
+
+
+@spatial_op_named("hstack", "vstack", "dstack", "row_stack", "column_stack")
+def stack_by_name(func: Any, tensors: Sequence[Tensor], *, out: Tensor | None = None) -> Tile:
+    """For tensors that have the dimension already, these are cat."""
+    _refuse_out(func, out)
+    dim = {"vstack": 0, "row_stack": 0, "hstack": 1, "column_stack": 1, "dstack": 2}[func.__name__]
+    if any(t.ndim <= max(dim, 1) for t in tensors):
+        refuse(func, "this would add dimensions to the tensors first", "Use stack or cat")
+    return torch.cat(tuple(tensors), dim)  # type: ignore[return-value]
 
 
 def _refuse_out(func: Any, out: Any) -> None:
@@ -53,5 +70,43 @@ def _refuse_out(func: Any, out: Any) -> None:
         refuse(func, "out= cannot be a tile's memory", "Use the returned tile")
 
 
-def _first_tile(parts: Sequence[Tensor]) -> Tile:
-    return next(part for part in parts if isinstance(part, Tile))
+def _base(parts: Sequence[Tensor]) -> Tile:
+    """The tile that decides where the result is cut: the first one that has pixels at all."""
+    tiles = [part for part in parts if isinstance(part, Tile)]
+    return next((tile for tile in tiles if tile.placement.total), tiles[0])
+
+
+def _kinds(tensors: Sequence[Tensor]) -> Kinds:
+    return tuple((tuple(t.shape), t.dtype) for t in tensors)
+
+
+@lru_cache(maxsize=4096)
+def _checked(func: Any, kinds: Kinds, dim: int) -> torch.dtype:
+    """The dtype of the result. PyTorch's own errors, about the global shapes, on every rank."""
+    whole = [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in kinds]
+    return func(whole, dim).dtype
+
+
+def _placed(part: Tensor, placement: Placement) -> Tensor:
+    """This rank's part of a tensor of the same global shape, as a plain tensor."""
+    if isinstance(part, Tile):
+        return alias(redistribute(part, placement))
+    return narrowed(part, placement)
+
+
+def _side_by_side(parts: Sequence[Tensor], base: Placement, dim: int) -> Tile:
+    here = [_placed(part, resized(base, dim, part.shape[dim])) for part in parts]
+    return wrap(torch.cat(here, dim), resized(base, dim, sum(part.shape[dim] for part in parts)))
+
+
+def _along_cut(func: Any, parts: Sequence[Tensor], base: Tile, dim: int) -> Tile:
+    if any(part.placement.joined for part in parts if isinstance(part, Tile)):
+        refuse(
+            func,
+            f"dimension {dim} is split over ranks and others were flattened into one",
+            "Join the tensors before flattening",
+        )
+    segments = segments_of(*(Segment(p.shape[dim], 0, 1, i) for i, p in enumerate(parts)))
+    total = sum(segment.length for segment in segments)
+    proportional = Rescale(up=total, down=base.shape[dim])
+    return assemble(parts, dim, segments, resized(base.placement, dim, total, proportional))

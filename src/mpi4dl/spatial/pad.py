@@ -42,7 +42,9 @@ def pad(
     if mode == "constant":
         return _constant(input, sides, value)
     cut = [dim for dim in sides if dim in input.placement.cut_dims]
-    out = _whole_dimensions(input, {d: s for d, s in sides.items() if d not in cut}, len(pads), mode)
+    out = _whole_dimensions(
+        input, {d: s for d, s in sides.items() if d not in cut}, len(pads), mode
+    )
     for dim in cut:
         out = _copied(func, out, dim, *sides[dim], mode)
     return out

@@ -10,17 +10,23 @@ from torch import Tensor
 
 from ..geometry import SlidingWindow
 from .placement import Placement
-from .registry import named, no_intercept, refuse, spatial_op
-from .regions import check_ordinary, refuse_split_channels, windowed, windows_for
+from .regions import WindowPlan, check_ordinary, refuse_split_channels, windowed, windows_for
+from .registry import named, no_intercept, spatial_op
 from .tile import Tile, alias, wrap
 
 _IMAGE = (-2, -1)
 
 
 @lru_cache(maxsize=4096)
-def _output_shape(func: Any, shape: tuple[int, ...], factor: int) -> tuple[int, ...]:
-    """The global shape of the result; or PyTorch's own error, the same on every rank."""
-    return tuple(func(torch.empty(shape, device="meta"), factor).shape)
+def _check_sizes(func: Any, shape: tuple[int, ...], factor: int, other: int) -> None:
+    """PyTorch's own errors about the global shape, of which dimension `other` is no matter."""
+    func(torch.empty([0 if d == other else n for d, n in enumerate(shape, -len(shape))]), factor)
+
+
+def _regrouped(func: Any, x: Tensor, factor: int, shape: tuple[int, ...]) -> Tensor:
+    """`func(x, factor)`, whose last dimensions become `shape`."""
+    # PyTorch gets the shapes of empty tensors wrong here, some forward and some backward.
+    return func(x, factor) if x.numel() else x.reshape(*x.shape[:-3], *shape)
 
 
 @lru_cache(maxsize=4096)
@@ -35,33 +41,39 @@ def _magnified(placement: Placement, factor: int) -> Placement:
 
 @spatial_op(*named("pixel_shuffle"))
 def pixel_shuffle(func: Any, input: Tile, upscale_factor: int) -> Tile:
-    _output_shape(func, tuple(input.shape), upscale_factor)
+    r = upscale_factor
+    _check_sizes(func, tuple(input.shape), r, other=-1)
     check_ordinary(func, input, _IMAGE)
-    with no_intercept():
-        out = func(alias(input), upscale_factor)
-    return wrap(alias(out), _magnified(input.placement, upscale_factor))
+    local = alias(input)
+    channels, height, width = local.shape[-3:]
+    out = _regrouped(func, local, r, (channels // r**2, height * r, width * r))
+    return wrap(alias(out), _magnified(input.placement, r))
 
 
 @spatial_op(*named("pixel_unshuffle"))
 def pixel_unshuffle(func: Any, input: Tile, downscale_factor: int) -> Tile:
     r = downscale_factor
     shape = tuple(input.shape)
-    out = _output_shape(func, shape, r)
+    _check_sizes(func, shape, r, other=-3)
     check_ordinary(func, input, _IMAGE)
     windows = windows_for(
-        input, shape[-2:], out[-2:], lambda dim, n, m: SlidingWindow(n, m, kernel=r, stride=r)
+        input,
+        shape[-2:],
+        [n // r for n in shape[-2:]],
+        lambda dim, n, m: SlidingWindow(n, m, kernel=r, stride=r),
     )
-    return windowed(input, windows, lambda region, plan: func(region, r))
+
+    def kernel(region: Tensor, plan: WindowPlan) -> Tensor:
+        channels, height, width = region.shape[-3:]
+        return _regrouped(func, region, r, (channels * r**2, height // r, width // r))
+
+    return windowed(input, windows, kernel)
 
 
 @spatial_op(*named("channel_shuffle", "native_channel_shuffle"))
 def channel_shuffle(func: Any, input: Tile, groups: int) -> Tile:
-    _output_shape(func, tuple(input.shape), groups)
-    channel = 1 - input.ndim
-    if any(channel == d for d, _ in input.placement.joined):
-        refuse(func, "the channels were flattened with the image", "Reshape to (N, C, H, W) first")
-    if channel in input.placement.cut_dims:
+    _check_sizes(func, tuple(input.shape), groups, other=-1)
+    if 1 - input.ndim in input.placement.cut_dims:
         refuse_split_channels(func)
     with no_intercept():
-        local: Tensor = func(alias(input), groups)
-    return wrap(alias(local), input.placement)
+        return wrap(alias(func(alias(input), groups)), input.placement)

@@ -40,20 +40,6 @@ def negative(tensor: Tensor, dim: int) -> int:
     return dim - n if dim >= 0 else dim
 
 
-def dropped(placement: Placement, dim: int) -> Placement:
-    """The placement after dimension `dim`, which has no axis, was taken out."""
-    return placement.moved({d: d + 1 for d in _all_dims(placement) if d < dim})
-
-
-def inserted(placement: Placement, dim: int) -> Placement:
-    """The placement after a dimension was put in, which is number `dim` of the result."""
-    return placement.moved({d: d - 1 for d in _all_dims(placement) if d <= dim})
-
-
-def _all_dims(placement: Placement) -> tuple[int, ...]:
-    return (*placement.dims, *(d for d, _ in placement.joined))
-
-
 def strided(tile: Tile, dim: int, start: int, size: int, step: int = 1) -> Tile:
     """`size` cells along the (negative) dimension from `start`, every `step`-th. A view."""
     placement = tile.placement
@@ -70,41 +56,34 @@ def strided(tile: Tile, dim: int, start: int, size: int, step: int = 1) -> Tile:
 # ── one index ────────────────────────────────────────────────────────────────────────────────────
 
 
-@lru_cache(maxsize=4096)
 def _selected(layout: Layout, axis: int, index: int) -> Layout:
-    """One position of a cut axis: ranks that do not hold it end with nothing."""
+    """One position of a cut axis: ranks that do not hold it end with nothing of another cut one."""
+    emptied = next(a for a in layout.cut_axes if a != axis)
 
     def rest(box: Box) -> Box:
-        others = (*box.intervals[:axis], *box.intervals[axis + 1 :])
-        if box[axis].start <= index < box[axis].stop:
-            return Box(others)
-        return Box(tuple(Interval(i.start, i.start) for i in others))
+        held = box[axis].start <= index < box[axis].stop
+        return Box(
+            tuple(
+                part if held or a != emptied else Interval(part.start, part.start)
+                for a, part in enumerate(box)
+                if a != axis
+            )
+        )
 
     sizes = (*layout.size[:axis], *layout.size[axis + 1 :])
     return Layout(sizes, tuple(rest(box) for box in layout.boxes))
 
 
-def without_axis(placement: Placement, dim: int, index: int) -> Placement | None:
+@lru_cache(maxsize=16384)
+def _after_select(placement: Placement, dim: int, index: int) -> Placement | None:
     """The placement after one `index` of dimension `dim` was taken; None if nothing stays cut."""
-    axis = placement.axis_of(dim)
-    if axis is None:
-        return dropped(placement, dim)
-    if axis not in placement.layout.cut_axes:
-        left = _without_uncut(placement, dim)
-        return None if left is None else dropped(left, dim)
-    if not any(a != axis for a in placement.layout.cut_axes):
+    if dim not in placement.cut_dims:
+        return placement.without((dim,), keep=False)
+    axis = placement.dims.index(dim)
+    if placement.layout.cut_axes == (axis,):
         return None
-    dims = tuple(d + 1 if d < dim else d for a, d in enumerate(placement.dims) if a != axis)
+    dims = tuple(d + 1 if d < dim else d for d in placement.dims if d != dim)
     return ordered(_selected(placement.layout, axis, index), dims, placement.comm)
-
-
-def _without_uncut(placement: Placement, dim: int) -> Placement | None:
-    axes = [a for a, d in enumerate(placement.dims) if d != dim]
-    if placement.is_cut or not axes or placement.joined:
-        return placement.without((dim,))
-    # Nothing was cut before (a single rank): what is left is as much a tile as it was.
-    dims = tuple(placement.dims[a] for a in axes)
-    return ordered(placement.layout.select(axes), dims, placement.comm)
 
 
 @spatial_op_named("select")
@@ -120,24 +99,26 @@ def selected(func: Any, tile: Tile, dim: int, index: int) -> Tensor:
     index %= n
     check_apart(func, tile, dim)
     placement, local = tile.placement, alias(tile)
-    left = without_axis(placement, dim, index)
-    if dim not in placement.cut_dims:
-        row = local.select(dim, index)
-        return row if left is None else wrap(row, left)
-    if placement.joined:
+    if dim in placement.cut_dims and placement.joined:
         refuse(
             func,
             f"dimension {dim} is split over ranks and others were flattened into one",
             "Take the index before flattening",
         )
+    left = _after_select(placement, dim, index)
+    if dim not in placement.cut_dims:
+        row = local.select(dim, index)
+        return row if left is None else wrap(row, left)
     axis = placement.dims.index(dim)
     if left is None:
-        row = _to_everyone(placement.layout, axis, index)
-        return transfer(local, row, placement.dims, placement.comm).select(dim, 0)
-    if placement.box[axis].start <= index < placement.box[axis].stop:
-        return wrap(local.select(dim, index - placement.box[axis].start), left)
+        moves = _to_everyone(placement.layout, axis, index)
+        return transfer(local, moves, placement.dims, placement.comm).select(dim, 0)
+    own = placement.box[axis]
+    if own.start <= index < own.stop:
+        return wrap(local.select(dim, index - own.start), left)
     shape = [*tile.global_shape]
     del shape[dim]
+    # Still a view, so that writing to it is part of every rank's backward.
     return wrap(local.narrow(dim, 0, 0).view(left.local_shape(shape)), left)
 
 
@@ -201,9 +182,7 @@ def split_by_name(func: Any, input: Tile, *args: Any, **kwargs: Any) -> tuple[Ti
     return torch.tensor_split(input, how, dim)  # type: ignore[return-value]
 
 
-def _like_pieces(
-    func: Any, tile: Tile, pieces: Sequence[Tensor], dim: int
-) -> tuple[Tile, ...]:
+def _like_pieces(func: Any, tile: Tile, pieces: Sequence[Tensor], dim: int) -> tuple[Tile, ...]:
     """Views of the tile where the `pieces` are views of a tensor of its global shape."""
     check_apart(func, tile, dim)
     n = tile.global_shape[dim]

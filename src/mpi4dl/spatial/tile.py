@@ -85,6 +85,12 @@ class Tile(torch.Tensor):
         targets = (Box.full(layout.size),) * layout.ranks
         return transfer(alias(self), Transfer(layout, targets), placement.dims, placement.comm)
 
+    def redistribute(self, layout: Layout) -> Tile:
+        """The same global tensor in other boxes, differentiable; only what differs is sent."""
+        if layout.size != self.layout.size or layout.ranks != self.layout.ranks:
+            raise LayoutMismatch(f"{layout} cannot take the place of {self.layout}")
+        return redistribute(self, self.placement.with_layout(layout))
+
     @property
     def layout(self) -> Layout:  # type: ignore[override]
         """Which rank holds which box."""
@@ -165,8 +171,20 @@ def narrowed(x: Tensor, placement: Placement) -> Tensor:
     Dimensions that `x` lacks, or has with size 1, broadcast and stay.
     """
     for dim, factors in placement.factors.items():
-        if x.ndim < -dim or x.shape[dim] == 1 != placement.global_sizes[dim]:
+        size = placement.global_sizes[dim]
+        if x.ndim < -dim or x.shape[dim] == 1 != size:
             continue
+        if x.shape[dim] != size:
+            raise LayoutMismatch(
+                f"a plain tensor of {tuple(x.shape)} beside a tile whose dimension {dim} has "
+                f"{size} cells in the whole image: plain tensors are whole, or broadcast"
+            )
+        if x.shape[dim] != placement.global_sizes[dim]:
+            raise LayoutMismatch(
+                f"a plain tensor of the shape {tuple(x.shape)} beside a tile whose dimension {dim} "
+                f"has the global size {placement.global_sizes[dim]}: it must be the whole tensor, "
+                "as one process would have it"
+            )
         if len(factors) == 1:
             part = placement.box[factors[0].axis]
             if part.size != x.shape[dim]:
@@ -188,13 +206,24 @@ def redistribute(tile: Tile, placement: Placement) -> Tile:
         return tile
     current = tile.placement
     if current.joined or placement.joined:
-        raise LayoutMismatch("two flattened tensors with different layouts cannot be combined")
+        return _redistributed_joined(tile, placement)
     dims = tuple(sorted({*current.dims, *placement.dims}))
     with no_intercept():
         shape = current.global_shape(tile.shape)
     source, target = (_with_dims(p, dims, shape) for p in (current, placement))
     moves = Transfer(source.layout, target.layout.boxes)
     return wrap(alias(transfer(alias(tile), moves, dims, current.comm)), placement)
+
+
+def _redistributed_joined(tile: Tile, placement: Placement) -> Tile:
+    """The same for flattened tensors of one kind: taken apart, moved, and joined again."""
+    current = tile.placement
+    if (current.dims, current.joined) != (placement.dims, placement.joined):
+        raise LayoutMismatch("two tensors that were flattened in different ways cannot be combined")
+    apart = _separated(tile)
+    moved = redistribute(apart, apart.placement.with_layout(placement.layout))
+    local = alias(moved).reshape(placement.local_shape(tile.global_shape))
+    return wrap(alias(local), placement)
 
 
 def _with_dims(placement: Placement, dims: tuple[int, ...], shape: Sequence[int]) -> Placement:
@@ -240,7 +269,9 @@ def _layout_for(
 
 def _placement_for(x: Tensor, layout: Layout, dims: Sequence[int], comm: Communicator) -> Placement:
     if isinstance(x, Tile):
-        raise LayoutMismatch("this is a tile already; to change its boxes use mpi4dl.redistribute")
+        raise LayoutMismatch(
+            "this is a tile already; to change its boxes use tile.redistribute(layout)"
+        )
     if layout.ranks != comm.size:
         raise LayoutMismatch(
             f"the layout is for {layout.ranks} ranks and there are {comm.size}: start "

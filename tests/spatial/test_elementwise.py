@@ -1,0 +1,150 @@
+"""Elementwise operators, broadcasting, and operands that lie differently."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from support.exactness import assert_exact, on_tiles, rand
+from torch import nn
+
+import mpi4dl
+
+ACTIVATIONS = (
+    "relu relu6 elu selu celu gelu silu mish sigmoid logsigmoid hardsigmoid hardswish hardtanh "
+    "hardshrink leaky_relu softplus softshrink softsign tanh tanhshrink"
+).split()
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activations(name):
+    assert_exact(getattr(F, name), rand(2, 3, 7, 5), grid=(2, 2))
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        nn.ReLU(inplace=True),
+        nn.LeakyReLU(0.1, inplace=True),
+        nn.SiLU(inplace=True),
+        nn.Hardswish(inplace=True),
+        nn.PReLU(),
+        nn.PReLU(3),
+        nn.GLU(1),
+        nn.Threshold(0.1, 20),
+        nn.Softmax2d(),
+        nn.Identity(),
+        nn.Dropout(0.0),
+        nn.Dropout(0.5).eval(),
+    ],
+    ids=str,
+)
+def test_activation_modules(module):
+    channels = 4 if isinstance(module, nn.GLU) else 3
+    assert_exact(nn.Sequential(nn.Conv2d(channels, channels, 1), module), rand(2, channels, 7, 5))
+
+
+def test_arithmetic():
+    def every(x, y):
+        z = x + y - 2 * x / (y.abs() + 1) + 1 - x**2 + 2.0**y - (-x)
+        z += x
+        z *= 0.5
+        z = z.clamp(-3, 3).add(x, alpha=2).addcmul(x, y, value=0.1).lerp(y, 0.3)
+        return [
+            z,
+            torch.where(x > y, x, y),
+            torch.maximum(x, y),
+            x.masked_fill(y > 0, 0.25),
+            torch.exp(x).sqrt().log1p(),
+            x.pow(3).sub(y).mul(y).div(3),
+            x.detach() // 0.3,
+            (x > 0) & (y > 0) | ~(x > 1),
+            1 / (x + 10),
+            torch.atan2(x, y),
+            abs(x),
+            x.double() * 2,
+            x.detach().float(),
+            x.type_as(y),
+        ]
+
+    assert_exact(every, rand(2, 3, 7, 5), rand(2, 3, 7, 5, seed=1), grid=(2, 3))
+
+
+def test_plain_operands_are_narrowed_to_the_tile():
+    def every(x, position, channel, row, mask):
+        return x + position, position - x, x * channel, row * x, torch.where(mask > 0, x, 0.0), x**row
+
+    assert_exact(
+        every,
+        rand(2, 3, 7, 5).abs() + 1,
+        rand(1, 3, 7, 5, seed=1),
+        rand(3, 1, 1, seed=2),
+        rand(5, seed=3),
+        rand(7, 1, seed=4),
+        grid=(2, 2),
+        plain=(1, 2, 3, 4),
+    )
+
+
+def test_squeeze_and_excite():
+    class Excite(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.down, self.up = nn.Conv2d(4, 2, 1), nn.Conv2d(2, 4, 1)
+
+        def forward(self, x):
+            return x * self.up(self.down(F.adaptive_avg_pool2d(x, 1)).relu()).sigmoid()
+
+    for grid in [(2, 2), (1, 3), (4, 2)]:
+        assert_exact(Excite(), rand(2, 4, 7, 5), grid=grid)
+
+
+def test_tiles_of_different_layouts_meet():
+    """After a stride and its inverse the cuts lie elsewhere; the operand is moved, exactly."""
+
+    class Skip(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.down = nn.Conv2d(2, 2, 3, stride=2, padding=1)
+            self.up = nn.ConvTranspose2d(2, 2, 3, stride=2, padding=1)
+
+        def forward(self, x):
+            y = self.up(self.down(x))
+            z = y * 2
+            z += x
+            return x + y, y + x, z
+
+    for grid in [(2, 2), (3, 1), (5, 2)]:
+        assert_exact(Skip(), rand(1, 2, 13, 15), grid=grid)
+
+
+def test_tiles_that_broadcast():
+    def every(x, row, channel):
+        return x + row, row * x, x - channel
+
+    x, row, channel = rand(2, 3, 7, 5), rand(2, 3, 1, 5, seed=1), rand(3, 7, 5, seed=2)
+    assert_exact(every, x, row, channel, grid=(2, 2))
+
+
+def test_cut_batches_and_volumes():
+    assert_exact(lambda x, y: x * y + 1, rand(5, 3, 4), rand(5, 3, 4, seed=1), grid=(3,), dims=(0,))
+    assert_exact(torch.sigmoid, rand(1, 2, 4, 5, 6), grid=(2, 2, 1))
+
+
+def test_shapes_that_do_not_broadcast_are_an_error_on_every_rank():
+    for shape in [(2, 3, 7, 4), (2, 3, 4, 5), (4, 3)]:
+        with pytest.raises((RuntimeError, ValueError)):
+            on_tiles(lambda x, y: x + y, [rand(2, 3, 7, 5), rand(*shape)], (2, 2), plain=(1,))
+    with pytest.raises(RuntimeError):
+        on_tiles(lambda x, y: x + y, [rand(2, 3, 7, 5), rand(2, 3, 8, 5)], (2, 2))
+
+
+def test_a_plain_tensor_of_the_local_shape_is_not_taken_for_the_tile():
+    """The part of a rank looks like a small image; adding it would be silently wrong."""
+
+    def program(x):
+        return x + torch.ones(x.to_local().shape, dtype=torch.float64)
+
+    with pytest.raises((RuntimeError, ValueError)):
+        on_tiles(program, [rand(1, 2, 8, 8)], (2, 2))
+    assert mpi4dl.Tile is not None
