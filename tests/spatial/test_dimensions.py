@@ -378,3 +378,24 @@ def test_an_impossible_shape_is_pytorchs_own_error_with_the_global_size():
         on_tiles(lambda x: x.view(2, 3, -1, 5), [rand(2, 4, 7, 5)], (2, 2))
     with pytest.raises(IndexError):
         on_tiles(lambda x: x.flatten(2, 4), [rand(2, 4, 7, 5)], (2, 2))
+
+
+def test_writing_to_a_view_that_had_to_be_copied_is_refused():
+    """Windows of 4 in tiles of 6 rows: the boxes move, so the result shares no memory."""
+
+    def windows(x):
+        return x.view(1, 2, 3, 4, 12)
+
+    def in_place(x):
+        windows(x).mul_(2)
+
+    with pytest.raises(mpi4dl.UnsupportedOperator, match="made it a copy"):
+        on_tiles(in_place, [rand(1, 2, 12, 12)], (2, 1))
+    assert_exact(lambda x: windows(x) * 2, rand(1, 2, 12, 12), grid=(2, 1))
+
+    def shared(x):  # tiles of whole windows: a view, as in one process
+        y = x * 1
+        y.view(1, 2, 6, 2, 12).mul_(2)
+        return y
+
+    assert_exact(shared, rand(1, 2, 12, 12), grid=(2, 1))

@@ -289,7 +289,16 @@ def reshape(func: Any, input: Tile, *args: Any, **kwargs: Any) -> Tensor:
             "Convert with .to(dtype), or view the .to_local() tensor",
         )
     options = {name: frozen(value) for name, value in kwargs.items()}
-    return reshaped(func, input, _target(func, tuple(input.shape), *frozen(args), **options))
+    target = _target(func, tuple(input.shape), *frozen(args), **options)
+    result = reshaped(func, input, target)
+    if func.__name__ in ("view", "unflatten") and _boxes_move(input, target):
+        result.severed = "its boxes had to move for this view, which made it a copy"  # type: ignore[attr-defined]
+    return result
+
+
+def _boxes_move(tile: Tile, target: Shape) -> bool:
+    plan = _plan(tile.placement, tuple(tile.global_shape), target)
+    return plan is not None and plan.source != tile.placement
 
 
 @spatial_op_named("view_as", "reshape_as")

@@ -103,6 +103,12 @@ def elementwise(func: Any, *args: Any, **kwargs: Any) -> Any:
     return wrap(out, placement)
 
 
+def check_not_severed(func: Any, target: Tile) -> None:
+    """Writing to what had to become a copy would silently miss the tensor it was a view of."""
+    if target.severed:
+        refuse(func, target.severed, "Write out of place, or use reshape instead of view")
+
+
 def elementwise_inplace(func: Any, *args: Any, **kwargs: Any) -> Any:
     """As `elementwise`; the result is the first operand, whose boxes everything else follows."""
     target = args[0] if args else kwargs.get("input")
@@ -112,6 +118,7 @@ def elementwise_inplace(func: Any, *args: Any, **kwargs: Any) -> Any:
             "a plain tensor, which every rank holds whole, cannot be changed in place by a tile",
             "Write it out of place, with the tile first",
         )
+    check_not_severed(func, target)
     placement = target.placement
     values = [aligned(a, placement) for a in args]
     named_values = {k: aligned(v, placement) for k, v in kwargs.items()}

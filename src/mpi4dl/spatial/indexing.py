@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from .assembly import check_apart
+from .elementwise import check_not_severed
 from .placement import Placement
 from .registry import no_intercept, refuse, spatial_op
 from .slicing import on_meta, refuse_cut_index, selected, strided
@@ -44,6 +45,7 @@ def setitem(func: Any, tensor: Tensor, index: Any, value: Any) -> None:
             "a plain tensor, which every rank holds whole, cannot take a tile as a part",
             "Make it a tile with mpi4dl.shard, or gather the tile with .full_tensor()",
         )
+    check_not_severed(func, tensor)
     if _is_mask_of(tensor, index) and _is_scalar(value):
         tensor.masked_fill_(index, value)
         return

@@ -30,6 +30,9 @@ class Tile(torch.Tensor):
     placement: Placement
     """How this tile's dimensions relate to its layout, and over which ranks."""
 
+    severed: str = ""
+    """Why writing to this tile would not reach the tensor that it is a view of in one process."""
+
     @staticmethod
     def __new__(cls, *args: Any, **kwargs: Any) -> Tile:
         raise TypeError("make tiles with mpi4dl.shard(x, grid=...) or Tile.from_local(x, layout)")
@@ -162,7 +165,9 @@ def shard(
             f"the layout has the size {layout.size} and the tensor is {tuple(x.shape)} "
             f"in the dimensions {dims}"
         )
-    return wrap(narrowed(alias(x), placement), placement)
+    part = narrowed(alias(x), placement)
+    # A copy of the part: a view would keep the whole image in memory, and not be contiguous.
+    return wrap(part.clone() if part.shape != x.shape else part, placement)
 
 
 def narrowed(x: Tensor, placement: Placement) -> Tensor:
