@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from typing import Any
 
 import hypothesis
@@ -12,6 +13,9 @@ import torch
 from support.exactness import TALLY
 
 torch.set_num_threads(1)
+# On a machine with a GPU: MPI4DL_BACKEND=gloo MPI4DL_TEST_DEVICE=cuda torchrun ... -m pytest
+# (threads as ranks cannot run backward on a GPU, whose autograd nodes share one thread).
+torch.set_default_device(os.environ.get("MPI4DL_TEST_DEVICE", "cpu"))
 
 # The same examples in every run, so that a red test is red for everybody;
 # `--hypothesis-profile=explore` looks for new ones.

@@ -13,11 +13,11 @@ GRIDS = [(1, 2), (3, 1), (2, 3)]
 
 
 def labels(*shape: int, classes: int = 4, ignore: int | None = None) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(5)
-    y = torch.randint(0, classes, shape, generator=generator)
+    generator = torch.Generator("cpu").manual_seed(5)
+    y = torch.randint(0, classes, shape, generator=generator, device="cpu")
     if ignore is not None:
-        y[torch.rand(shape, generator=generator) < 0.3] = ignore
-    return y
+        y[torch.rand(shape, generator=generator, device="cpu") < 0.3] = ignore
+    return y.to(torch.get_default_device())
 
 
 @pytest.mark.parametrize("grid", GRIDS)

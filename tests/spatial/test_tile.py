@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.exactness import assert_exact, on_tiles, rand, relative
-from support.ranks import run_ranks
+from support.ranks import UNDER_TORCHRUN, run_ranks
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -195,6 +195,7 @@ def test_from_local_and_redistribute():
     run_ranks(4, program)
 
 
+@pytest.mark.skipif(UNDER_TORCHRUN, reason="about a process that is alone")
 def test_one_process_needs_no_process_group():
     tile = shard(rand(1, 3, 9, 9))
     assert torch.equal(tile.full_tensor(), tile.to_local())

@@ -49,7 +49,9 @@ class Result:
 
 
 def rand(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(shape, dtype=dtype, generator=torch.Generator().manual_seed(seed))
+    generator = torch.Generator("cpu").manual_seed(seed)
+    numbers = torch.randn(shape, dtype=dtype, generator=generator, device="cpu")
+    return numbers.to(torch.get_default_device())
 
 
 def relative(actual: Tensor, expected: Tensor, scale: float = 0.0) -> float:

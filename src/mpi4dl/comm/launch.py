@@ -22,8 +22,11 @@ def init(backend: str | None = None) -> Communicator:
     Under `torchrun` the group has all its ranks. Without a launcher there is one rank and no
     process group. Calling it twice, or after `torch.distributed.init_process_group`, is fine.
 
-    `backend` is NCCL when each rank can have a GPU, and Gloo otherwise.
+    `backend` (or the variable MPI4DL_BACKEND) is NCCL where there are GPUs, one for each rank, and
+    Gloo otherwise. Over Gloo, tensors on a GPU pass through the host's memory; several ranks may
+    share a GPU then.
     """
+    backend = backend or os.environ.get("MPI4DL_BACKEND")
     present = [name for name in _LAUNCHER_VARIABLES if name in os.environ]
     if is_available() or not present:
         return communicator()
@@ -48,7 +51,7 @@ def _bind_gpu(local_rank: int) -> None:
     if local_rank >= count:
         raise LaunchError(
             f"local rank {local_rank} has no GPU: this machine shows {count}. "
-            "Start at most one rank for each GPU, or init(backend='gloo') to run on CPUs"
+            "Start at most one rank for each GPU, or set MPI4DL_BACKEND=gloo to share GPUs or use CPUs"
         )
     torch.cuda.set_device(local_rank)
 

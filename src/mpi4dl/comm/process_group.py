@@ -16,13 +16,18 @@ _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp
 class _Works:
     """Outstanding requests, and the buffers that must stay alive until they are done."""
 
-    def __init__(self, works: list[dist.Work], buffers: list[Tensor]) -> None:
+    def __init__(
+        self, works: list[dist.Work], buffers: list[Tensor], staged: list[tuple[Tensor, Tensor]]
+    ) -> None:
         self._works = works
         self._buffers = buffers
+        self._staged = staged  # (where a message belongs, where it arrives)
 
     def wait(self) -> None:
         for work in self._works:
             work.wait()
+        for target, arrived in self._staged:
+            target.copy_(arrived)
         self._buffers.clear()
 
 
@@ -33,26 +38,46 @@ class ProcessGroupCommunicator:
         self.group = group
         self.rank = dist.get_rank(group)
         self.size = dist.get_world_size(group)
+        # Gloo moves memory of the host only: tensors of a GPU pass through it.
+        self._through_host = dist.get_backend(group) == "gloo"
         self._peers = [dist.get_global_rank(group, r) for r in range(self.size)]
 
     def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Pending:
         if not sends and not receives:
             return Done()
         # Receives first, so that every message finds its buffer waiting.
+        arriving = [(peer, self._to_receive(t)) for peer, t in receives]
+        leaving = [(peer, self._to_send(t)) for peer, t in sends]
         requests = [
-            dist.P2POp(dist.irecv, t, self._peers[peer], self.group) for peer, t in receives
-        ] + [dist.P2POp(dist.isend, t, self._peers[peer], self.group) for peer, t in sends]
+            dist.P2POp(dist.irecv, t, self._peers[peer], self.group) for peer, t in arriving
+        ] + [dist.P2POp(dist.isend, t, self._peers[peer], self.group) for peer, t in leaving]
         works = dist.batch_isend_irecv(requests)
-        return _Works(works, [t for _, t in (*sends, *receives)])
+        staged = [
+            (t, arrived)
+            for (_, t), (_, arrived) in zip(receives, arriving, strict=True)
+            if arrived is not t
+        ]
+        return _Works(works, [t for _, t in (*leaving, *arriving)], staged)
 
     def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> None:
-        dist.all_reduce(tensor, _OPS[op], group=self.group)
+        sent = self._to_send(tensor)
+        dist.all_reduce(sent, _OPS[op], group=self.group)
+        if sent is not tensor:
+            tensor.copy_(sent)
 
     def all_gather(self, tensor: Tensor) -> Tensor:
-        out = tensor.new_empty((self.size, *tensor.shape))
+        sent = self._to_send(tensor.contiguous())
+        out = sent.new_empty((self.size, *sent.shape))
         # The list form: gloo has no single-buffer all-gather for every version we support.
-        dist.all_gather(list(out.unbind()), tensor.contiguous(), group=self.group)
-        return out
+        dist.all_gather(list(out.unbind()), sent, group=self.group)
+        return out.to(tensor.device)
+
+    def _to_send(self, tensor: Tensor) -> Tensor:
+        return tensor.cpu() if self._through_host and tensor.is_cuda else tensor
+
+    def _to_receive(self, tensor: Tensor) -> Tensor:
+        on_host = self._through_host and tensor.is_cuda
+        return torch.empty_like(tensor, device="cpu") if on_host else tensor
 
     def __repr__(self) -> str:
         return f"ProcessGroupCommunicator(rank {self.rank} of {self.size})"

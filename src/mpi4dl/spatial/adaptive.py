@@ -197,8 +197,10 @@ def _best_in(
         return nothing.masked_fill(torch.ones_like(nothing, dtype=torch.bool), lowest), (
             torch.full(shape, torch.iinfo(torch.int64).max, device=local.device)
         )
-    index: tuple[slice, ...] = tuple(c.slice_in(h) for c, h in zip(cells, here, strict=True))
-    value, place = local[(Ellipsis, *index)].flatten(-count).max(-1)
+    part = local
+    for dim, (cell, h) in zip(range(-count, 0), zip(cells, here, strict=True), strict=True):
+        part = part.narrow(dim, cell.start - h.start, cell.size)
+    value, place = part.flatten(-count).max(-1)
     position = torch.zeros_like(place)
     stride = prod(sizes)
     inner = prod(c.size for c in cells)
