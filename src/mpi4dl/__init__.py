@@ -1,10 +1,10 @@
 """mpi4dl: train any PyTorch vision model, unmodified, on images of any size.
 
-    mpi4dl.init()
-    tile = mpi4dl.shard(image, grid=(2, 2))
-    loss = torch.nn.functional.cross_entropy(model(tile), labels)
-    loss.backward()
-    mpi4dl.sync_gradients(model)
+mpi4dl.init()
+tile = mpi4dl.shard(image, grid=(2, 2))
+loss = torch.nn.functional.cross_entropy(model(tile), labels)
+loss.backward()
+mpi4dl.sync_gradients(model)
 """
 
 from .comm.gradients import sync_gradients

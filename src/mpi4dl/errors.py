@@ -1,10 +1,10 @@
 """The one exception tree. Every message names the culprit and a remedy.
 
-    Mpi4dlError
-    ├── GeometryError         boxes, layouts or windows that cannot exist
-    ├── LayoutMismatch        tensors, layouts and ranks that do not fit together
-    ├── UnsupportedOperator   an operator that has no rule for tiles
-    └── LaunchError           the process group or its surroundings are not usable
+Mpi4dlError
+├── GeometryError         boxes, layouts or windows that cannot exist
+├── LayoutMismatch        tensors, layouts and ranks that do not fit together
+├── UnsupportedOperator   an operator that has no rule for tiles
+└── LaunchError           the process group or its surroundings are not usable
 """
 
 

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from support.ranks import UNDER_TORCHRUN
 
 TESTS = Path(__file__).parent.parent

@@ -77,7 +77,9 @@ def check(make, batch: int, dense: bool, reduction: str, ddp: bool) -> None:
             assert error <= 1e-11, (name, error)
         ours.step()
         theirs.step()
-    for (name, a), b in zip(model.state_dict().items(), reference.state_dict().values(), strict=True):
+    for (name, a), b in zip(
+        model.state_dict().items(), reference.state_dict().values(), strict=True
+    ):
         assert torch.allclose(a.double(), b.double(), rtol=1e-10, atol=1e-12), name
 
 

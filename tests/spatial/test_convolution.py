@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from support.exactness import assert_exact, rand
 from torch import nn
 
 import mpi4dl
+from support.exactness import assert_exact, rand
 
 GRIDS_2D = [(1, 2), (3, 1), (2, 2), (2, 3)]
 

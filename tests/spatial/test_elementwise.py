@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from support.exactness import assert_exact, on_tiles, rand
 from torch import nn
 
 import mpi4dl
+from support.exactness import assert_exact, on_tiles, rand
 
 ACTIVATIONS = (
     "relu relu6 elu selu celu gelu silu mish sigmoid logsigmoid hardsigmoid hardswish hardtanh "
@@ -72,7 +72,14 @@ def test_arithmetic():
 
 def test_plain_operands_are_narrowed_to_the_tile():
     def every(x, position, channel, row, mask):
-        return x + position, position - x, x * channel, row * x, torch.where(mask > 0, x, 0.0), x**row
+        return (
+            x + position,
+            position - x,
+            x * channel,
+            row * x,
+            torch.where(mask > 0, x, 0.0),
+            x**row,
+        )
 
     assert_exact(
         every,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from support.exactness import assert_exact, on_tiles, rand
 
 import mpi4dl
+from support.exactness import assert_exact, on_tiles, rand
 
 GRIDS = [(1, 2), (3, 1), (2, 3)]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.exactness import assert_exact, on_tiles, rand
 from torch import nn
 
 import mpi4dl
+from support.exactness import assert_exact, on_tiles, rand
 
 GRIDS = [(1, 2), (3, 1), (2, 2), (2, 3)]
 

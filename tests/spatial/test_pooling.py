@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from support.exactness import assert_exact, rand
 from torch import nn
 
 import mpi4dl
+from support.exactness import assert_exact, rand
 
 GRIDS = [(1, 2), (3, 1), (2, 2), (2, 3)]
 

@@ -8,13 +8,13 @@ import io
 import pytest
 import torch
 import torch.nn.functional as F
-from support.exactness import assert_exact, on_tiles, rand, relative
-from support.ranks import UNDER_TORCHRUN, run_ranks
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import mpi4dl
 from mpi4dl import Layout, Tile, shard
+from support.exactness import assert_exact, on_tiles, rand, relative
+from support.ranks import UNDER_TORCHRUN, run_ranks
 
 
 class Net(nn.Module):
@@ -22,7 +22,10 @@ class Net(nn.Module):
         super().__init__()
         self.stem = nn.Sequential(nn.Conv2d(3, 6, 3, 2, 1), nn.BatchNorm2d(6), nn.ReLU())
         self.block = nn.Sequential(
-            nn.Conv2d(6, 6, 3, padding=1), nn.GroupNorm(2, 6), nn.ReLU(inplace=True), nn.MaxPool2d(2)
+            nn.Conv2d(6, 6, 3, padding=1),
+            nn.GroupNorm(2, 6),
+            nn.ReLU(inplace=True),
+            nn.MaxPool2d(2),
         )
         self.head = nn.Conv2d(6, 2, 1)
         self.reentrant = reentrant
@@ -167,7 +170,9 @@ def test_gradients_of_tiles_are_tiles():
         out = tile * 3
         out.sum().backward()
         assert isinstance(tile.grad, Tile)
-        assert torch.equal(tile.grad.full_tensor(), torch.full((1, 2, 7, 9), 3.0 * comm.size).double())
+        assert torch.equal(
+            tile.grad.full_tensor(), torch.full((1, 2, 7, 9), 3.0 * comm.size).double()
+        )
         (grad,) = torch.autograd.grad((tile * 2).sum(), tile)
         assert isinstance(grad, Tile)
         whole = rand(1, 2, 7, 9, seed=3)
@@ -211,7 +216,9 @@ def test_errors_name_operator_and_layer():
             return torch.fft.fft2(x)
 
     net = nn.Sequential(nn.Conv2d(3, 3, 1), nn.Sequential(nn.ReLU(), Spectral())).double()
-    with pytest.raises(mpi4dl.UnsupportedOperator, match=r"fft_fft2.*1\.1 \(Spectral\).*spatial_op"):
+    with pytest.raises(
+        mpi4dl.UnsupportedOperator, match=r"fft_fft2.*1\.1 \(Spectral\).*spatial_op"
+    ):
         on_tiles(net, [rand(1, 3, 8, 8)], (2, 1))
 
 

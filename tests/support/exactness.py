@@ -112,8 +112,7 @@ def _result(
             for x in leaves
         ],
         param_grads={
-            n: average(p.grad) if p.grad is not None else None
-            for n, p in module.named_parameters()
+            n: average(p.grad) if p.grad is not None else None for n, p in module.named_parameters()
         },
         buffers={n: b.clone() for n, b in module.named_buffers()},
     )
@@ -156,9 +155,9 @@ def on_tiles(
     for other in results[1:]:
         for a, b in zip(results[0].outputs, other.outputs, strict=True):
             # Equal inputs; but kernels may round by where in memory their operands lie.
-            assert not isinstance(a, Tensor) or relative(a, b) < 1e-14 or not a.is_floating_point(), (
-                f"two ranks disagree about an output by {relative(a, b)}"
-            )
+            assert (
+                not isinstance(a, Tensor) or relative(a, b) < 1e-14 or not a.is_floating_point()
+            ), f"two ranks disagree about an output by {relative(a, b)}"
     return results[0]
 
 

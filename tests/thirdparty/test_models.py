@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.exactness import assert_exact, rand
 from torch import nn
+
+from support.exactness import assert_exact, rand
 
 timm = pytest.importorskip("timm")
 torchvision = pytest.importorskip("torchvision")
@@ -69,8 +70,10 @@ def test_timm(name, grid):
 
 @pytest.mark.parametrize(
     "name",
-    ["resnet18", "densenet121", "mobilenet_v2", "mobilenet_v3_small", "squeezenet1_1"]
-    + ["shufflenet_v2_x0_5", "efficientnet_b0", "regnet_y_400mf", "convnext_tiny", "mnasnet0_5"],
+    (
+        "resnet18 densenet121 mobilenet_v2 mobilenet_v3_small squeezenet1_1 shufflenet_v2_x0_5 "
+        "efficientnet_b0 regnet_y_400mf convnext_tiny mnasnet0_5"
+    ).split(),
 )
 def test_torchvision(name):
     check(getattr(torchvision.models, name)(num_classes=7), 2, 3, 67, 75)

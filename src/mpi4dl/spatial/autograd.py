@@ -62,8 +62,7 @@ def grad(
     inputs = [inputs] if isinstance(inputs, Tensor) else list(inputs)
     given = [grad_outputs] if isinstance(grad_outputs, Tensor) else grad_outputs
     gradients = [
-        _local_gradient(t, g)
-        for t, g in zip(outputs, given or [None] * len(outputs), strict=True)
+        _local_gradient(t, g) for t, g in zip(outputs, given or [None] * len(outputs), strict=True)
     ]
     with no_intercept():
         found = func(

@@ -125,7 +125,6 @@ def deepcopy(func: Any, tile: Tile, memo: dict[int, Any]) -> Tile:
     return result
 
 
-
 @spatial_op_named(
     *(
         "item tolist numpy __float__ __int__ __bool__ __index__ __array__ __contains__ __complex__ "

@@ -88,10 +88,13 @@ def _lines(call: Call, out: tuple[int, ...]) -> Lines:
     manner = replace(call.manner, dtype=torch.float64 if exact else torch.float32)
     # For nearest neighbours on small images (128 in both sizes together) there is another kernel.
     limit = 129 if manner.nearest and manner.ndim == 4 else 1
-    return {
-        d: Line(manner, call.shape[d], out[d], call.factor(d), min(limit, out[-3 - d]))
-        for d in call.dims
-    }
+
+    def across(d: int) -> int:
+        # Where no size changes, kernels for CUDA copy, whatever the factors say.
+        others_change = any(call.shape[e] != out[e] for e in call.dims if e != d)
+        return max(min(limit, out[-3 - d]), 1 + others_change)
+
+    return {d: Line(manner, call.shape[d], out[d], call.factor(d), across(d)) for d in call.dims}
 
 
 def _frozen(value: Any) -> Any:
