@@ -116,8 +116,8 @@ def check_errors() -> None:
         mpi4dl.Tile.from_local(torch.zeros(1, 3, rows, 12), layout)
     with pytest.raises(mpi4dl.LayoutMismatch, match="ranks do not agree"):
         mpi4dl.shard(torch.zeros(1, 3 + (comm.rank == 0), 12, 12), grid=(comm.size, 1))
+    x = torch.zeros(1, 3, 12, 12, requires_grad=comm.rank == 0)
     with pytest.raises(mpi4dl.LayoutMismatch, match="ranks do not agree"):
-        x = torch.zeros(1, 3, 12, 12, requires_grad=comm.rank == 0)
         mpi4dl.shard(x, grid=(comm.size, 1))
     with pytest.raises(mpi4dl.LayoutMismatch, match="product"):
         mpi4dl.shard(torch.zeros(1, 3, 12, 12), grid=(comm.size + 1, 1))

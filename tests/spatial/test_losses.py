@@ -130,6 +130,6 @@ def test_a_target_of_another_shape_is_an_error_on_every_rank():
 
 
 def test_losses_without_a_rule_are_refused():
+    x = rand(2, 3, 4, 4)
     with pytest.raises(mpi4dl.UnsupportedOperator, match="triplet_margin_loss"):
-        x = rand(2, 3, 4, 4)
         on_tiles(F.triplet_margin_loss, [x, x, x], (2, 1))

@@ -1,4 +1,4 @@
-"""Tiles live with the rest of PyTorch: checkpointing, autocast, memory formats, copies, printing."""
+"""Tiles live with the rest of PyTorch: checkpoints, autocast, memory formats, copies, printing."""
 
 from __future__ import annotations
 

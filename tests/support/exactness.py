@@ -1,6 +1,7 @@
 """The one question of this project, asked of anything: is it what one process computes?
 
-`assert_exact` runs a module or function once in one process and once on tiles, and compares outputs, input gradients, parameter gradients and buffers in float64.
+`assert_exact` runs a module or function once in one process and once on tiles, and compares
+outputs, input gradients, parameter gradients and buffers in float64.
 """
 
 from __future__ import annotations

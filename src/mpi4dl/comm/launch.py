@@ -51,7 +51,8 @@ def _bind_gpu(local_rank: int) -> None:
     if local_rank >= count:
         raise LaunchError(
             f"local rank {local_rank} has no GPU: this machine shows {count}. "
-            "Start at most one rank for each GPU, or set MPI4DL_BACKEND=gloo to share GPUs or use CPUs"
+            "Start at most one rank for each GPU, or set MPI4DL_BACKEND=gloo to share GPUs, or to "
+            "use CPUs"
         )
     torch.cuda.set_device(local_rank)
 
