@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+import shutil
+import subprocess
 from collections.abc import Iterator
 from functools import lru_cache
 from graphlib import CycleError, TopologicalSorter
@@ -158,18 +160,34 @@ REGISTRY = re.compile(
 )
 
 
+def project_files() -> list[Path]:
+    """What git tracks or would track; without git, everything neither hidden nor built."""
+    if (ROOT / ".git").exists() and shutil.which("git"):
+        command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+        listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        if listed.returncode == 0:
+            return [ROOT / name for name in listed.stdout.split("\0") if name]
+    return [
+        path
+        for path in ROOT.rglob("*")
+        if not any(
+            part in NOT_OURS or part.endswith(".egg-info") or part.startswith(".")
+            for part in path.relative_to(ROOT).parts
+        )
+    ]
+
+
 def text_files() -> Iterator[tuple[Path, str]]:
-    """Every file that belongs to the project: nothing hidden (save .ci), nothing that was built."""
-    for path in sorted(ROOT.rglob("*")):
-        parts = path.relative_to(ROOT).parts
-        hidden = any(part.startswith(".") for part in parts) and parts[0] not in (".ci", ".github")
-        if hidden or NOT_OURS & {*parts} or any(p.endswith(".egg-info") for p in parts):
-            continue
+    for path in project_files():
         if path.is_file():
             try:
                 yield path, path.read_text(encoding="utf-8")
             except UnicodeDecodeError:
                 continue  # a picture
+
+
+def test_the_files_of_the_project_are_found():
+    assert {ROOT / "dev", ROOT / "pyproject.toml", Path(__file__)} <= set(project_files())
 
 
 @pytest.mark.parametrize("pattern", [MACHINE_PATH, REGISTRY], ids=["machine path", "registry"])
