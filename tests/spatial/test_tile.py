@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import mpi4dl
 from mpi4dl import Layout, Tile, shard
-from support.exactness import assert_exact, on_tiles, rand, relative
+from support.exactness import Constant, assert_exact, on_tiles, rand, relative
 from support.ranks import UNDER_TORCHRUN, run_ranks
 
 
@@ -58,6 +58,17 @@ def test_checkpointing_of_everything_and_with_empty_tiles():
 
     assert_exact(Whole(), rand(2, 3, 21, 26), grid=(2, 2))
     assert_exact(Whole(), rand(2, 3, 5, 9), grid=(4, 2))
+
+
+@pytest.mark.parametrize("reentrant", [None, False])
+@pytest.mark.parametrize("grid", [(2, 2), (3, 1), (4, 3)])
+def test_images_that_want_no_gradient_and_frozen_layers(reentrant, grid):
+    assert_exact(Net(reentrant), Constant(rand(2, 3, 24, 26)), grid=grid)
+    net = Net(reentrant)
+    net.stem.requires_grad_(False)
+    assert_exact(net, Constant(rand(2, 3, 24, 26)), grid=grid)
+    net.head.requires_grad_(False)
+    assert_exact(net, rand(2, 3, 24, 26), grid=grid)
 
 
 def test_autocast_to_bfloat16():

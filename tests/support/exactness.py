@@ -93,7 +93,16 @@ def _fresh(x: Any) -> Any:
     return x.clone() if isinstance(x, Tensor) else x
 
 
+class Constant:
+    """An input that wants no gradient: images in training are such."""
+
+    def __init__(self, value: Tensor) -> None:
+        self.value = value
+
+
 def _leaf(x: Any) -> Any:
+    if isinstance(x, Constant):
+        return x.value.detach().clone()
     if isinstance(x, Tensor):
         return x.detach().clone().requires_grad_(x.is_floating_point())
     return x

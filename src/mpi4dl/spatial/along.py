@@ -32,7 +32,7 @@ def softmax(
     if dim is None:
         raise ValueError("softmax on tiles needs its dimension named: dim=1 for the channels")
     dims = negative_dims(input, dim)
-    name = func.__name__
+    name = func.__name__.removeprefix("special_")
     if not is_cut(input, dims):
         with no_intercept():
             keywords = {} if dtype is None else {"dtype": dtype}
@@ -72,7 +72,6 @@ _ALONG: dict[str, tuple[int, int | None]] = {
     "nanmean": (0, None),
     "cosine_similarity": (1, 1),
     "gather": (0, None),
-    "renorm": (1, None),
 }
 
 

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from ..errors import GeometryError
 from ..geometry import SlidingWindow, TransposedWindow, check_output, conv_size, transposed_size
-from .regions import WindowPlan, check_ordinary, windowed, windows_for
+from .additive_halo import Geometry, convolve, is_aligned
+from .regions import WindowPlan, Windows, check_ordinary, plan, windowed, windows_for
 from .registry import refuse, spatial_op
-from .tile import Tile
+from .tile import Tile, alias, wrap
 
 _DIMENSIONS = {
     torch.conv1d: 1,
@@ -83,12 +84,31 @@ def convolution(
     native = [0 if d in cut or pads[d][0] != pads[d][1] else pads[d][0] for d in dims]
     uneven = [(0, 0) if d in cut or pads[d][0] == pads[d][1] else pads[d] for d in dims]
 
+    symmetric = tuple(before for before, _ in pads)
+    if _overlaps(input, windows, pads, weight):
+        geometry = Geometry(strides, symmetric, tuple(native), dilations, groups)
+        out = convolve(alias(input), weight, bias, input.placement, windows, geometry)
+        return wrap(out, plan(input.placement, windows).placement)
+
     def kernel_call(region: Tensor, plan: WindowPlan) -> Tensor:
         if any(after for _, after in uneven):
             region = F.pad(region, [side for pair in reversed(uneven) for side in pair])
         return func(region, weight, bias, strides, native, dilations, groups)
 
     return windowed(input, windows, kernel_call)
+
+
+def _overlaps(
+    x: Tile, windows: Windows, pads: Sequence[tuple[int, int]], weight: Tensor
+) -> bool:
+    """Whether the tile is convolved while its halo is under way. The same on every rank."""
+    if x.ndim != weight.ndim or any(before != after for before, after in pads):
+        return False
+    if not any(isinstance(w, SlidingWindow) for _, w in windows):
+        return False
+    if plan(x.placement, windows).moves.is_local:
+        return False
+    return is_aligned(x.placement, windows)
 
 
 @spatial_op(torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d)

@@ -292,8 +292,19 @@ def reshape(func: Any, input: Tile, *args: Any, **kwargs: Any) -> Tensor:
     target = _target(func, tuple(input.shape), *frozen(args), **options)
     result = reshaped(func, input, target)
     if func.__name__ in ("view", "unflatten") and _boxes_move(input, target):
-        result.severed = "its boxes had to move for this view, which made it a copy"  # type: ignore[attr-defined]
+        _sever(result, input, "its boxes had to move for this view, which made it a copy")
     return result
+
+
+def _sever(copy: Tensor, original: Tensor, why: str) -> None:
+    """Note that writing to the copy would not reach the original, of which it should be a view.
+
+    The note is on the tensor that owns the memory, so that views of the copy have it too.
+    """
+    with no_intercept():
+        memory: Any = copy if copy._base is None else copy._base
+        if memory is not (original if original._base is None else original._base):
+            memory.severed = why
 
 
 def _boxes_move(tile: Tile, target: Shape) -> bool:

@@ -28,7 +28,7 @@ _FUNCTIONS = (
     "bitwise_right_shift clamp clamp_min clamp_max clip copysign eq ne not_equal ge "
     "greater_equal gt greater le less_equal lt less fmax fmin maximum minimum heaviside hypot "
     "ldexp lerp logaddexp logaddexp2 logical_and logical_or logical_xor nextafter rsub where "
-    "xlogy addcdiv addcmul masked_fill copy isclose"
+    "xlogy addcdiv addcmul masked_fill isclose"
 ).split()
 _DUNDERS = (
     "add radd iadd sub rsub isub mul rmul imul truediv rtruediv itruediv div rdiv idiv floordiv "
@@ -88,6 +88,8 @@ def elementwise(func: Any, *args: Any, **kwargs: Any) -> Any:
     """Run `func` on the local parts. Replicated operands are narrowed, other layouts moved."""
     if "out" in kwargs:
         refuse(func, "out= cannot be a tile's memory", "Use the returned tile")
+    if kwargs.get("inplace"):
+        check_not_severed(func, args[0])
     if len(args) == 1 and not kwargs:
         with no_intercept():
             out = func(*args)
@@ -98,6 +100,12 @@ def elementwise(func: Any, *args: Any, **kwargs: Any) -> Any:
         args = tuple(values[: len(args)])
         with no_intercept():
             out = func(*args, **dict(zip(keys, values[len(values) - len(keys) :], strict=True)))
+    if isinstance(out, tuple):  # torch.where(condition)
+        refuse(
+            func,
+            "with a condition alone it finds positions, and every rank only its own",
+            "Give the values to choose from as well, or call .full_tensor() on the condition",
+        )
     if isinstance(out, Tile) or not isinstance(out, Tensor):
         return out
     return wrap(out, placement)
@@ -105,8 +113,11 @@ def elementwise(func: Any, *args: Any, **kwargs: Any) -> Any:
 
 def check_not_severed(func: Any, target: Tile) -> None:
     """Writing to what had to become a copy would silently miss the tensor it was a view of."""
-    if target.severed:
-        refuse(func, target.severed, "Write out of place, or use reshape instead of view")
+    with no_intercept():
+        memory = target if target._base is None else target._base
+    severed: str = getattr(memory, "severed", "")
+    if severed:
+        refuse(func, severed, "Write out of place, or use reshape instead of view")
 
 
 def elementwise_inplace(func: Any, *args: Any, **kwargs: Any) -> Any:
@@ -136,11 +147,11 @@ _IN_PLACE_DUNDERS = {"iadd", "isub", "imul", "itruediv", "idiv", "ifloordiv", "i
 }
 spatial_op(*named(*_FUNCTIONS))(elementwise)
 spatial_op(*named(*(f"__{d}__" for d in _DUNDERS if d not in _IN_PLACE_DUNDERS)))(elementwise)
-spatial_op(*named(*(f"{name}_" for name in _FUNCTIONS)))(elementwise_inplace)
+spatial_op(*named("copy_", *(f"{name}_" for name in _FUNCTIONS)))(elementwise_inplace)
 spatial_op(*named(*(f"__{d}__" for d in _IN_PLACE_DUNDERS)))(elementwise_inplace)
 
 
-@spatial_op(torch.Tensor.is_same_size)
+@spatial_op(*named("is_same_size"))
 def is_same_size(func: Any, a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape
 

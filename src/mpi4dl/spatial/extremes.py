@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 from ..comm.exchange import reduced
 from .along import along_dimension
 from .placement import Placement
-from .reductions import Dims, in_whole, is_cut, negative_dims, reduced_locally, safe_root
+from .reductions import Dims, StaysCut, in_whole, is_cut, negative_dims, reduced_locally, safe_root
 from .registry import named, no_intercept, refuse, spatial_op
 from .tile import Tile, alias
 
@@ -77,10 +77,12 @@ def _extreme(func: Any, x: Any, dims: tuple[int, ...], keep: bool, largest: bool
         local = alias(x).amax(dims, True) if largest else alias(x).amin(dims, True)
         return reduced_locally(local, x.placement, dims, keep)
     local = alias(x)
-    if local.dtype == torch.bool:
-        whole = _Extreme.apply(local.to(torch.uint8), x.placement, dims, largest).bool()
-    else:
-        whole = _Extreme.apply(local, x.placement, dims, largest)
+    numbers = local.to(torch.uint8) if local.dtype == torch.bool else local
+    try:
+        whole = _Extreme.apply(numbers, x.placement, dims, largest)
+    except StaysCut as error:
+        refuse(func, str(error), error.remedy)
+    whole = whole.to(local.dtype)
     return whole if keep else whole.squeeze(dims)
 
 
@@ -113,11 +115,13 @@ def max_(func: Any, input: Tile, *args: Any, **kwargs: Any) -> Any:
 @spatial_op(*named("any", "all"))
 def any_(func: Any, input: Tile, dim: Dims = None, keepdim: bool = False) -> Tensor:
     dims = negative_dims(input, dim)
-    return _extreme(func, input != 0, dims, keepdim, func.__name__ == "any")
+    value = _extreme(func, input != 0, dims, keepdim, func.__name__ == "any")
+    # PyTorch answers in bytes for bytes.
+    return value.to(torch.uint8) if input.dtype == torch.uint8 else value
 
 
 @spatial_op(
-    torch.linalg.vector_norm, torch.linalg.norm, *named("norm", "vector_norm", "linalg_norm")
+    torch.linalg.vector_norm, torch.linalg.norm, *named("norm", "vector_norm")
 )
 def norm(
     func: Any,
@@ -134,7 +138,9 @@ def norm(
     if order is None or order == "fro":
         order = 2
     dims = negative_dims(input, dim)
-    if isinstance(order, str) or (func is torch.linalg.norm and dim is not None and len(dims) == 2):
+    # torch.linalg.norm of a matrix, or over two dimensions, is a matrix norm if it has an order.
+    of_matrix = func is torch.linalg.norm and len(dims) == 2 and (dim is not None or ord is not None)
+    if isinstance(order, str) or of_matrix:
         refuse(func, f"matrix norms ({order!r}) have no rule on tiles", "Use a vector norm")
     x = input if dtype is None else input.to(dtype)
     if not is_cut(input, dims):

@@ -6,6 +6,8 @@ differently, of the weight) makes the loss that one process would compute, on ev
 
 from __future__ import annotations
 
+import sys
+from types import FrameType
 from typing import Any
 
 import torch
@@ -154,6 +156,12 @@ def pointwise_loss(func: Any, *args: Any, **kwargs: Any) -> Tensor:
     """Per element on the own part, then the mean or sum over the whole image."""
     if any(isinstance(a, str) for a in args):
         refuse(func, "its reduction is given by position", "Name it: reduction=...")
+    if func is F.l1_loss and _weight_was_dropped():
+        refuse(
+            func,
+            "PyTorch does not pass its weight on to tensors that have rules of their own",
+            "Write (weight * (input - target).abs()).sum() / weight.sum()",
+        )
     how = kwargs.pop("reduction", "mean")
     batch_mean = how == "batchmean" and func.__name__ == "kl_div"
     how = "sum" if batch_mean else reduction_of(kwargs, how)
@@ -172,7 +180,17 @@ def pointwise_loss(func: Any, *args: Any, **kwargs: Any) -> Tensor:
         return whole
     if batch_mean:
         return whole.sum() / whole.shape[0]
+    if how == "mean" and func is F.mse_loss and kwargs.get("weight") is not None:
+        return whole.sum() / kwargs["weight"].sum()
     return whole.mean() if how == "mean" else whole.sum()
+
+
+def _weight_was_dropped() -> bool:
+    """Whether the call of `F.l1_loss` had a weight, which its own frame alone still knows."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not F.l1_loss.__code__:
+        frame = frame.f_back
+    return frame is not None and frame.f_locals.get("weight") is not None
 
 
 @spatial_op(

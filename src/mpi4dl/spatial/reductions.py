@@ -47,6 +47,12 @@ def reduced_locally(local: Tensor, placement: Placement, dims: Sequence[int], ke
     return local if rest is None else wrap(alias(local), rest)
 
 
+class StaysCut(ValueError):
+    """A result would be cut in pixels that are no interval of it; the same on every rank."""
+
+    remedy = "Reduce before flattening, over the image dimensions"
+
+
 def in_whole(local: Tensor, placement: Placement, dims: Sequence[int], fill: float = 0.0) -> Tensor:
     """`local`, of size 1 in `dims`, set into a tensor that spans the remaining cut dimensions.
 
@@ -58,7 +64,7 @@ def in_whole(local: Tensor, placement: Placement, dims: Sequence[int], fill: flo
             continue
         (factor,) = placement.factors[dim] if len(placement.factors[dim]) == 1 else (None,)
         if factor is None:
-            raise ValueError("a flattened dimension stays cut")
+            raise StaysCut("a flattened dimension stays cut")
         here = placement.box[factor.axis]
         sides[-2 * dim - 2] = here.start
         sides[-2 * dim - 1] = factor.extent - here.stop
@@ -68,8 +74,8 @@ def in_whole(local: Tensor, placement: Placement, dims: Sequence[int], fill: flo
 def _spread(func: Any, local: Tensor, tile: Tile, dims: Sequence[int], fill: float) -> Tensor:
     try:
         return in_whole(local, tile.placement, dims, fill)
-    except ValueError as error:
-        refuse(func, str(error), "Reduce before flattening, over the image dimensions")
+    except StaysCut as error:
+        refuse(func, str(error), error.remedy)
 
 
 def finish_sum(func: Any, partial: Tensor, tile: Tile, dims: Sequence[int], keep: bool) -> Tensor:

@@ -44,9 +44,13 @@ def spatial_op(*functions: Any) -> Callable[[H], H]:
 
 
 def named(*names: str) -> Iterator[Any]:
-    """Every PyTorch function or method of these names, wherever it lives."""
+    """Every PyTorch function or method of these names, wherever it lives.
+
+    Names that the installed version does not have are left out.
+    """
     for name in names:
-        found = {id(f): f for space in _NAMESPACES if (f := getattr(space, name, None)) is not None}
+        # `torch.cpu` is a module, `torch.half` a dtype and `torch.Tensor.real` a property.
+        found = {id(f): f for s in _NAMESPACES if callable(f := getattr(s, name, None))}
         yield from found.values()
 
 

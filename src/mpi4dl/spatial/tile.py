@@ -30,9 +30,6 @@ class Tile(torch.Tensor):
     placement: Placement
     """How this tile's dimensions relate to its layout, and over which ranks."""
 
-    severed: str = ""
-    """Why writing to this tile would not reach the tensor that it is a view of in one process."""
-
     @staticmethod
     def __new__(cls, *args: Any, **kwargs: Any) -> Tile:
         raise TypeError("make tiles with mpi4dl.shard(x, grid=...) or Tile.from_local(x, layout)")
