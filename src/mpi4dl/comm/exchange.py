@@ -7,18 +7,40 @@ operator above has to know who holds copies of what.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, wraps
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from ..errors import UnsupportedOperator
 from ..geometry import Box, Transfer
 from .communicator import Communicator, ReduceOp
 
 Index = tuple[slice, ...]
+
+
+def first_derivative_only(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """A backward that refuses create_graph=True, where a gradient is to be differentiated again.
+
+    That gradient is one of P losses, so what is computed from it would be P times, or P² times,
+    what one process has. Backward runs with gradients enabled only if it is to be recorded.
+    """
+    once = once_differentiable(backward)
+
+    @wraps(backward)
+    def checked(ctx: Any, *gradients: Tensor) -> Any:
+        if torch.is_grad_enabled():
+            raise UnsupportedOperator(
+                "create_graph=True: gradients that passed between ranks cannot be differentiated "
+                "again. Compute a gradient penalty on .full_tensor(), without tiles"
+            )
+        return once(ctx, *gradients)
+
+    return checked
 
 
 @dataclass(frozen=True)
@@ -95,7 +117,7 @@ class _TransferFunction(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
+    @first_derivative_only
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
         plan = ctx.plan
         result = empty_region(grad, ctx.dims, plan.own).zero_()
@@ -137,7 +159,7 @@ class _AllReduceSum(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
+    @first_derivative_only
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         grad = grad.clone(memory_format=torch.contiguous_format)
         ctx.comm.all_reduce(grad)

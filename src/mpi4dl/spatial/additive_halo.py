@@ -110,9 +110,7 @@ def is_aligned(placement: Placement, windows: Windows) -> bool:
 def halo_plan(placement: Placement, windows: Windows, ndim: int) -> HaloPlan:
     out = plan(placement, windows).placement.layout
     rank, dims = placement.comm.rank, placement.dims
-    sliding = {
-        placement.dims.index(d): w for d, w in windows if isinstance(w, SlidingWindow)
-    }
+    sliding = {placement.dims.index(d): w for d, w in windows if isinstance(w, SlidingWindow)}
     strips: list[Strip] = []
     leaving: list[tuple[int, Index]] = []
     for axis in sliding:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .placement import Placement
 from .reductions import Dims, is_cut, negative_dims
 from .registry import named, no_intercept, refuse, spatial_op
 from .tile import Tile, alias, wrap
@@ -81,7 +82,7 @@ def along_dimension(func: Any, input: Tile, *args: Any, **kwargs: Any) -> Any:
     position, default = _ALONG[func.__name__]
     dim = kwargs.get("dim", args[position] if len(args) > position else default)
     if not isinstance(dim, int) or is_cut(input, negative_dims(input, dim)):
-        where = "all dimensions" if dim is None else f"dimension {dim}"
+        where = f"dimension {dim}" if isinstance(dim, int) else "several dimensions at once"
         refuse(
             func,
             f"it looks along {where}, which is split over ranks",
@@ -90,17 +91,20 @@ def along_dimension(func: Any, input: Tile, *args: Any, **kwargs: Any) -> Any:
     (negative,) = negative_dims(input, dim)
     placement = input.placement
     tiles = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]
-    if any(not isinstance(t, Tile) or t.placement != placement for t in tiles):
+    if any(
+        not isinstance(t, Tile) or t.placement != placement or t.ndim != input.ndim for t in tiles
+    ):
         refuse(func, "its operands lie differently", "Use tiles of the same layout")
     with no_intercept():
         result = func(input, *args, **kwargs)
-        rest = placement
         first = result if isinstance(result, Tensor) else result[0]
-        if first.ndim < input.dim():
-            rest = placement.without((negative,), keep=False) or placement
+        rest: Placement | None = placement
+        gone = first.ndim < input.dim()
+        if gone or first.shape[negative] != input.shape[negative]:
+            rest = placement.without((negative,), keep=not gone)
 
     def tiled(value: Any) -> Any:
-        return wrap(alias(value), rest) if isinstance(value, Tensor) else value
+        return value if rest is None else wrap(alias(value), rest)
 
     if isinstance(result, Tensor):
         return tiled(result)

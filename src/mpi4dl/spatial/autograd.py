@@ -8,7 +8,8 @@ tiles; therefore the function itself is wrapped.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import wraps
 from typing import Any
 
 import torch
@@ -76,3 +77,17 @@ def grad(
         wrap(alias(g), x.placement) if g is not None and isinstance(x, Tile) else g
         for g, x in zip(found, inputs, strict=True)
     )
+
+
+@spatial_op(torch.Tensor.register_hook)
+def register_hook(func: Any, tile: Tile, hook: Callable[[Tensor], Tensor | None]) -> Any:
+    """The hook gets the gradient as a tile: `g / g.norm()` means that of the whole image."""
+    placement = tile.placement
+
+    @wraps(hook)
+    def on_tiles(gradient: Tensor) -> Tensor | None:
+        result = hook(wrap(alias(gradient), placement))
+        return None if result is None else alias(aligned(result, placement))
+
+    with no_intercept():
+        return func(tile, on_tiles)

@@ -98,9 +98,7 @@ def convolution(
     return windowed(input, windows, kernel_call)
 
 
-def _overlaps(
-    x: Tile, windows: Windows, pads: Sequence[tuple[int, int]], weight: Tensor
-) -> bool:
+def _overlaps(x: Tile, windows: Windows, pads: Sequence[tuple[int, int]], weight: Tensor) -> bool:
     """Whether the tile is convolved while its halo is under way. The same on every rank."""
     if x.ndim != weight.ndim or any(before != after for before, after in pads):
         return False

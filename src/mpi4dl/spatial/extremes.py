@@ -120,13 +120,11 @@ def any_(func: Any, input: Tile, dim: Dims = None, keepdim: bool = False) -> Ten
     return value.to(torch.uint8) if input.dtype == torch.uint8 else value
 
 
-@spatial_op(
-    torch.linalg.vector_norm, torch.linalg.norm, *named("norm", "vector_norm")
-)
+@spatial_op(torch.linalg.vector_norm, torch.linalg.norm, *named("norm", "vector_norm"))
 def norm(
     func: Any,
     input: Tile,
-    p: float | str | None = 2,
+    p: float | str | None = None,
     dim: Dims = None,
     keepdim: bool = False,
     out: None = None,
@@ -135,12 +133,10 @@ def norm(
 ) -> Tensor:
     """The vector norm over `dim`."""
     order = ord if ord is not None else p
+    dims = negative_dims(input, dim)
     if order is None or order == "fro":
         order = 2
-    dims = negative_dims(input, dim)
-    # torch.linalg.norm of a matrix, or over two dimensions, is a matrix norm if it has an order.
-    of_matrix = func is torch.linalg.norm and len(dims) == 2 and (dim is not None or ord is not None)
-    if isinstance(order, str) or of_matrix:
+    elif isinstance(order, str) or (func is torch.linalg.norm and len(dims) == 2):
         refuse(func, f"matrix norms ({order!r}) have no rule on tiles", "Use a vector norm")
     x = input if dtype is None else input.to(dtype)
     if not is_cut(input, dims):

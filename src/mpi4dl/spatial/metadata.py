@@ -8,13 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .elementwise import aligned, check_not_severed
 from .registry import function_name, named, no_intercept, refuse, spatial_op, spatial_op_named
 from .tile import Tile, alias, wrap
 
 _PASS_THROUGH = (
     "dim ndimension is_floating_point is_complex is_signed element_size get_device is_contiguous "
-    "is_inference is_conj is_neg has_names register_hook retain_grad "
-    "register_post_accumulate_grad_hook is_same_size is_shared __hash__ requires_grad_ detach_ "
+    "is_inference is_conj is_neg register_hook retain_grad "
+    "register_post_accumulate_grad_hook is_shared __hash__ requires_grad_ detach_ "
     "is_pinned is_distributed data_ptr __setstate__ dim_order stride"
 ).split()
 _PASS_THROUGH_PROPERTIES = (
@@ -33,7 +34,7 @@ def _properties(names: list[str], access: str) -> list[Any]:
 @spatial_op(
     *named(*_PASS_THROUGH),
     *_properties(_PASS_THROUGH_PROPERTIES, "__get__"),
-    *_properties(["requires_grad", "names", "_backward_hooks"], "__set__"),
+    *_properties(["requires_grad", "_backward_hooks"], "__set__"),
 )
 def pass_through(func: Any, *args: Any, **kwargs: Any) -> Any:
     with no_intercept():
@@ -75,8 +76,17 @@ def grad(func: Any, tile: Tile) -> Tile | None:
 
 @spatial_op(*_properties(["grad", "data"], "__set__"))
 def set_grad(func: Any, tile: Tile, value: Tensor | None) -> None:
+    if not isinstance(tile, Tile):
+        needs_the_whole(func)
+    if value is not None and tuple(value.shape) != tuple(tile.global_shape):
+        refuse(
+            func,
+            f"a tensor of {tuple(value.shape)} in the place of one of {tuple(tile.global_shape)}",
+            "Give a tile, or the whole tensor",
+        )
+    part = None if value is None else alias(aligned(value, tile.placement))
     with no_intercept():
-        func(tile, None if value is None else alias(value))
+        func(tile, part)
 
 
 @spatial_op(*_properties(["data"], "__get__"))
@@ -88,19 +98,21 @@ def data(func: Any, tile: Tile) -> Tile:
 @spatial_op_named(
     *(
         "clone detach contiguous to type float double half bfloat16 cpu cuda int long bool short "
-        "byte char type_as pin_memory alias positive zero_ fill_ fill resolve_conj "
-        "resolve_neg empty_like zeros_like ones_like full_like "
-        "__copy__"
+        "byte char type_as pin_memory positive zero_ fill_ fill resolve_conj "
+        "resolve_neg empty_like zeros_like ones_like full_like"
     ).split()
 )
 def stored_differently(func: Any, *args: Any, **kwargs: Any) -> Any:
     """Same region, other dtype, device, memory format or (constant) content."""
     tile = next(a for a in (*args, *kwargs.values()) if isinstance(a, Tile))
+    first = args[0] if args else kwargs.get("input")
+    if func.__name__ in ("zero_", "fill_"):
+        check_not_severed(func, tile)
     with no_intercept():
         out = func(*args, **kwargs)
     if not isinstance(out, Tensor):  # `tile.type()` asks for a name
         return out
-    if isinstance(out, Tile) or not isinstance(args[0], Tile):
+    if isinstance(out, Tile) or not isinstance(first, Tile):
         return out  # unchanged, or a plain tensor cast to a tile's dtype
     return wrap(out, tile.placement)
 
@@ -108,6 +120,8 @@ def stored_differently(func: Any, *args: Any, **kwargs: Any) -> Any:
 @spatial_op_named("new_zeros", "new_ones", "new_full", "new_empty", "new_tensor")
 def new_replicated(func: Any, tile: Tile, *args: Any, **kwargs: Any) -> Tensor:
     """A plain tensor of the size asked for: every rank holds the whole."""
+    if any(isinstance(a, Tile) for a in (*args, *kwargs.values())):
+        needs_the_whole(func)
     with no_intercept():
         return func(alias(tile), *args, **kwargs)
 

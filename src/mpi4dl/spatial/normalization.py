@@ -12,6 +12,7 @@ from torch.autograd.function import once_differentiable
 
 from ..comm.communicator import Communicator
 from ..comm.exchange import reduced
+from .channel_norm import Statistics, channel_norm
 from .placement import Placement
 from .reductions import is_cut
 from .regions import refuse_split_channels
@@ -69,9 +70,11 @@ class _Normalize(torch.autograd.Function):
 
 def _counts(placement: Placement, local: Tensor, dims: tuple[int, ...]) -> tuple[int, ...]:
     """How many values each rank has for one statistic, known without asking."""
-    axes = [a for a, d in enumerate(placement.dims) if d in dims]
-    rest = prod(local.shape[d] for d in dims if d not in placement.dims)
-    return tuple(rest * prod(box[a].size for a in axes) for box in placement.layout.boxes)
+    plain = prod(local.shape[d] for d in dims if d not in placement.factors)
+    factors = [f for d in dims for f in placement.factors.get(d, ())]
+    plain *= prod(f.extent for f in factors if f.axis < 0)
+    axes = [f.axis for f in factors if f.axis >= 0]
+    return tuple(plain * prod(box[a].size for a in axes) for box in placement.layout.boxes)
 
 
 def _moments_mixed(x: Tile, dims: tuple[int, ...], eps: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -142,10 +145,38 @@ def batch_norm(
     count = prod(shape[d] for d in dims)
     if count <= 1:
         raise ValueError(f"expected more than 1 value per channel when training, got {shape}")
-    y, mean, var = standardized(input, dims, eps)
+    counts = _counts(input.placement, alias(input), dims)
+    over = Statistics(counts, 1, eps, input.placement.comm)
+    y, mean, var = channel_norm(alias(input), weight, bias, over)
     _update_running(running_mean, mean, momentum)
     _update_running(running_var, var, momentum, count / (count - 1))
-    n = input.ndim
+    return wrap(y, input.placement)
+
+
+def _per_sample(
+    input: Tile, groups: int, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Groups of channels of each image by themselves: a batch norm of N·C channels."""
+    local, placement = alias(input), input.placement
+    n, c = local.shape[:2]
+    dims = tuple(range(2 - local.ndim, 0))
+    over = Statistics(_counts(placement, local, dims), c // groups, eps, placement.comm)
+    spread = [None if p is None else p.repeat(n) for p in (weight, bias)]
+    merged = local.reshape(1, n * c, *local.shape[2:])
+    y, mean, var = channel_norm(merged, *spread, over)
+    return wrap(y.view(local.shape), placement), mean.view(n, groups), var.view(n, groups)
+
+
+def _mixed(
+    input: Tile, groups: int, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> Tensor:
+    """The same where batch and image are both cut: the statistics are cut themselves."""
+    n, c = input.ndim, input.shape[1]
+    # (N, G, C/G, …): the image dimensions keep their negative numbers; the batch moves by one.
+    local = alias(input).unflatten(1, (groups, c // groups))
+    grouped = wrap(alias(local), input.placement.moved({-n: -n - 1}))
+    y = standardized(grouped, tuple(range(1 - n, 0)), eps)[0]
+    y = wrap(alias(alias(y).flatten(1, 2)), input.placement)
     return _affine(y, _per_channel(weight, n), _per_channel(bias, n), input.dtype)
 
 
@@ -170,16 +201,19 @@ def instance_norm(
     count = prod(shape[d] for d in dims)
     if count <= 1:
         raise ValueError(f"expected more than 1 spatial element when training, got {shape}")
-    if running_mean is not None and -n in input.placement.cut_dims:
+    batch_cut = -n in input.placement.cut_dims
+    if running_mean is not None and batch_cut:
         refuse(
             func,
             "its running statistics are averages over a batch that is split over ranks",
             "Split image dimensions only, or use track_running_stats=False",
         )
-    y, mean, var = standardized(input, dims, eps)
+    if batch_cut:
+        return group_norm(func, input, shape[1], weight, bias, eps)
+    y, mean, var = _per_sample(input, shape[1], weight, bias, eps)
     _update_running(running_mean, mean.mean(0), momentum)
     _update_running(running_var, var.mean(0), momentum, count / (count - 1))
-    return _affine(y, _per_channel(weight, n), _per_channel(bias, n), input.dtype)
+    return y
 
 
 @spatial_op(F.group_norm, torch.group_norm)
@@ -196,12 +230,12 @@ def group_norm(
     n, shape = input.ndim, input.global_shape
     if shape[1] % num_groups:
         raise ValueError(f"{shape[1]} channels cannot form {num_groups} groups")
-    # (N, G, C/G, …): the image dimensions keep their negative numbers; the batch moves by one.
-    local = alias(input).unflatten(1, (num_groups, shape[1] // num_groups))
-    grouped = wrap(alias(local), input.placement.moved({-n: -n - 1}))
-    y = standardized(grouped, tuple(range(1 - n, 0)), eps)[0]
-    y = wrap(alias(alias(y).flatten(1, 2)), input.placement)
-    return _affine(y, _per_channel(weight, n), _per_channel(bias, n), input.dtype)
+    dims = tuple(range(2 - n, 0))
+    if not is_cut(input, dims):
+        return wrap(F.group_norm(alias(input), num_groups, weight, bias, eps), input.placement)
+    if -n in input.placement.cut_dims:
+        return _mixed(input, num_groups, weight, bias, eps)
+    return _per_sample(input, num_groups, weight, bias, eps)[0]
 
 
 @spatial_op(F.layer_norm, torch.layer_norm)

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .elementwise import check_not_severed
 from .placement import Placement
 from .registry import named, no_intercept, refuse, spatial_op
 from .tile import Tile, wrap
@@ -35,7 +36,7 @@ def own_stream(x: Tensor, placement: Placement) -> Iterator[None]:
 
 _POINTWISE = (
     "dropout alpha_dropout bernoulli bernoulli_ rand_like randn_like randint_like normal_ uniform_ "
-    "exponential_ geometric_ log_normal_ cauchy_ rrelu rrelu_ native_dropout random_ dropout_ "
+    "exponential_ geometric_ log_normal_ cauchy_ rrelu rrelu_ random_ dropout_ "
     "alpha_dropout_"
 ).split()
 
@@ -44,6 +45,14 @@ _POINTWISE = (
 def pointwise_random(func: Any, input: Tile, *args: Any, **kwargs: Any) -> Any:
     if any(isinstance(a, Tensor) for a in (*args, *kwargs.values())):
         refuse(func, "its probabilities are a tensor", "Compare torch.rand_like(tile) with them")
+    if kwargs.get("generator") is not None:
+        refuse(
+            func,
+            "a generator of its own would give every tile the same numbers",
+            "Leave it out: torch.manual_seed decides what tiles draw",
+        )
+    if kwargs.get("inplace") or func.__name__.endswith("_"):
+        check_not_severed(func, input)
     with own_stream(input, input.placement), no_intercept():
         result = func(input, *args, **kwargs)
     if isinstance(result, Tile) or not isinstance(result, Tensor):

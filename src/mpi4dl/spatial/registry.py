@@ -90,6 +90,10 @@ def function_name(func: Any) -> str:
     for prefix, space in (("Tensor", torch.Tensor), ("torch", torch)):
         if getattr(space, name, None) is func:
             return f"{prefix}.{name}"
+    for family in ("linalg", "special"):
+        short = name.removeprefix(f"{family}_")
+        if getattr(getattr(torch, family), short, None) is func:
+            return f"torch.{family}.{short}"
     module = getattr(func, "__module__", None)
     return f"{module}.{name}" if module else name
 

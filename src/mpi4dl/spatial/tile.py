@@ -23,6 +23,9 @@ from .agree import check_same_on_all_ranks
 from .placement import Placement, ordered
 from .registry import HANDLERS, no_intercept, unsupported
 
+_NUMPY_NAMES = {"axis": "dim", "keepdims": "keepdim"}
+"""PyTorch's compiled functions take these names too, and hand them on as they were given."""
+
 
 class Tile(torch.Tensor):
     """The local region of a global tensor. Made by `mpi4dl.shard` and `Tile.from_local`."""
@@ -39,7 +42,11 @@ class Tile(torch.Tensor):
         handler = HANDLERS.get(func)
         if handler is None:
             unsupported(func)
-        return handler(func, *args, **kwargs) if kwargs else handler(func, *args)
+        if not kwargs:
+            return handler(func, *args)
+        if not _NUMPY_NAMES.keys().isdisjoint(kwargs) and not hasattr(func, "__code__"):
+            kwargs = {_NUMPY_NAMES.get(name, name): value for name, value in kwargs.items()}
+        return handler(func, *args, **kwargs)
 
     @staticmethod
     def from_local(

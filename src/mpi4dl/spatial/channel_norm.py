@@ -1,0 +1,127 @@
+"""Normalising channels by the moments of the whole image, at the cost of PyTorch's own kernels.
+
+    forward    one pass for the own moments, a small message, one pass for the output
+    backward   one pass for the sums, a small message, two for the gradient
+
+Only the input is kept for backward, as in one process. Moments are found in two passes and
+combined exactly (no E[x²] − E[x]²), so a large mean costs no digits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from ..comm.communicator import Communicator
+from ..comm.exchange import reduced
+
+_HALF = (torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """What the moments are taken over."""
+
+    counts: tuple[int, ...]  # cells of one channel that each rank has
+    channels: int  # that share their moments: 1, or those of a group
+    eps: float
+    comm: Communicator
+
+    @property
+    def total(self) -> int:
+        return sum(self.counts) * self.channels
+
+
+class _ChannelNorm(torch.autograd.Function):
+    """x is (B, K, …). Each channel's cells are those of all B and of all ranks."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, over: Statistics
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        kind = torch.float32 if x.dtype in _HALF else x.dtype
+        mean, var = _combined(*_own_moments(x.to(kind), over), over)
+        wide = [None if p is None else p.to(kind) for p in (weight, bias)]
+        spread = [m.repeat_interleave(over.channels) for m in (mean, var)]
+        out = torch.native_batch_norm(x, *wide, *spread, False, 0.0, over.eps)[0]
+        ctx.save_for_backward(x, weight, *spread)
+        ctx.over, ctx.has_bias = over, bias is not None
+        ctx.mark_non_differentiable(mean, var)
+        return out, mean, var
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, *unused: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, mean, var = ctx.saved_tensors
+        over: Statistics = ctx.over
+        kind = mean.dtype
+        wide, grad_wide = x.to(kind), grad.to(kind)
+        _, along, straight = torch.ops.aten.native_batch_norm_backward(
+            *(grad_wide, wide, None, mean, var, None, None),
+            *(False, over.eps, [False, True, True]),
+        )
+        of_weight = None if weight is None else along.to(weight.dtype)
+        of_bias = (
+            straight.to(weight.dtype if weight is not None else kind) if ctx.has_bias else None
+        )
+        if not ctx.needs_input_grad[0]:
+            # The others reduce all the same: whether the input wants a gradient is alike on all.
+            return None, of_weight, of_bias, None
+        slope = torch.ones_like(mean) if weight is None else weight.to(kind)
+        sums = torch.stack([straight * slope, along * slope]).view(2, -1, over.channels).sum(2)
+        shares = reduced(sums, over.comm).div_(over.total).repeat_interleave(over.channels, 1)
+        scale = (var + over.eps).rsqrt()
+        result = _scaled_and_shifted(
+            wide,
+            -scale.square() * shares[1],
+            scale * (scale * mean * shares[1] - shares[0]),
+        )
+        factors = (slope * scale).view(1, -1, *[1] * (x.ndim - 2))
+        return result.addcmul_(grad_wide, factors).to(x.dtype), of_weight, of_bias, None
+
+
+def _own_moments(x: Tensor, over: Statistics) -> tuple[Tensor, Tensor]:
+    if over.counts[over.comm.rank] == 0:
+        return x.new_zeros(x.shape[1]), x.new_zeros(x.shape[1])
+    mean, var = torch.batch_norm_update_stats(x, None, None, 0.0)
+    return mean, var
+
+
+def _combined(mean: Tensor, var: Tensor, over: Statistics) -> tuple[Tensor, Tensor]:
+    """Moments of a group of channels over all ranks, from those of each channel on each rank."""
+    mean, var = _pooled(mean.view(-1, over.channels), var.view(-1, over.channels), 1)
+    if over.comm.size == 1:
+        return mean, var
+    means, variances = over.comm.all_gather(torch.stack([mean, var])).unbind(1)
+    own = means.new_tensor(over.counts).div_(sum(over.counts))[:, None]
+    return _pooled(means, variances, 0, own)
+
+
+def _pooled(
+    means: Tensor, variances: Tensor, dim: int, shares: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The moments of a union of samples; `shares` of the whole, equal ones if None."""
+    if means.shape[dim] == 1:
+        return means.squeeze(dim), variances.squeeze(dim)
+    if shares is None:
+        shares = means.new_ones(()) / means.shape[dim]
+    mean = (shares * means).sum(dim)
+    between = (means - mean.unsqueeze(dim)).square()
+    return mean, (shares * (variances + between)).sum(dim)
+
+
+def _scaled_and_shifted(x: Tensor, factor: Tensor, shift: Tensor) -> Tensor:
+    """x · factor + shift for each channel in one pass, which broadcasting operators are not."""
+    zeros, ones = torch.zeros_like(factor), torch.ones_like(factor)
+    return torch.native_batch_norm(x, factor, shift, zeros, ones, False, 0.0, 0.0)[0]
+
+
+def channel_norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, over: Statistics
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(output, mean, biased variance); the moments are one for each group of channels."""
+    return _ChannelNorm.apply(x, weight, bias, over)  # type: ignore[no-any-return]
