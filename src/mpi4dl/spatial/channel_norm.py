@@ -45,11 +45,11 @@ class _ChannelNorm(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         kind = torch.float32 if x.dtype in _HALF else x.dtype
         mean, var = _combined(*_own_moments(x.to(kind), over), over)
-        wide = [None if p is None else p.to(kind) for p in (weight, bias)]
-        spread = [m.repeat_interleave(over.channels) for m in (mean, var)]
-        out = torch.native_batch_norm(x, *wide, *spread, False, 0.0, over.eps)[0]
-        ctx.save_for_backward(x, weight, *spread)
-        ctx.over, ctx.has_bias = over, bias is not None
+        mean_of, var_of = (m.repeat_interleave(over.channels) for m in (mean, var))
+        slope, shift = (None if p is None else p.to(kind) for p in (weight, bias))
+        out = torch.native_batch_norm(x, slope, shift, mean_of, var_of, False, 0.0, over.eps)[0]
+        ctx.save_for_backward(x, weight, mean_of, var_of)
+        ctx.over, ctx.bias_kind = over, None if bias is None else bias.dtype
         ctx.mark_non_differentiable(mean, var)
         return out, mean, var
 
@@ -65,9 +65,7 @@ class _ChannelNorm(torch.autograd.Function):
             *(False, over.eps, [False, True, True]),
         )
         of_weight = None if weight is None else along.to(weight.dtype)
-        of_bias = (
-            straight.to(weight.dtype if weight is not None else kind) if ctx.has_bias else None
-        )
+        of_bias = None if ctx.bias_kind is None else straight.to(ctx.bias_kind)
         if not ctx.needs_input_grad[0]:
             # The others reduce all the same: whether the input wants a gradient is alike on all.
             return None, of_weight, of_bias, None
@@ -124,4 +122,4 @@ def channel_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, over: Statistics
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(output, mean, biased variance); the moments are one for each group of channels."""
-    return _ChannelNorm.apply(x, weight, bias, over)  # type: ignore[no-any-return]
+    return _ChannelNorm.apply(x, weight, bias, over)

@@ -161,9 +161,9 @@ def _per_sample(
     n, c = local.shape[:2]
     dims = tuple(range(2 - local.ndim, 0))
     over = Statistics(_counts(placement, local, dims), c // groups, eps, placement.comm)
-    spread = [None if p is None else p.repeat(n) for p in (weight, bias)]
+    slope, shift = (None if p is None else p.repeat(n) for p in (weight, bias))
     merged = local.reshape(1, n * c, *local.shape[2:])
-    y, mean, var = channel_norm(merged, *spread, over)
+    y, mean, var = channel_norm(merged, slope, shift, over)
     return wrap(y.view(local.shape), placement), mean.view(n, groups), var.view(n, groups)
 
 
