@@ -142,6 +142,8 @@ def norm(
     if not is_cut(input, dims):
         local = torch.linalg.vector_norm(alias(x), order, dims, keepdim=True)
         return reduced_locally(local, input.placement, dims, keepdim)
+    if x.is_complex():
+        x = x.abs()
     if order == 2:
         return safe_root(x.square().sum(dims, keepdim=keepdim))
     if order == 1:

@@ -14,7 +14,7 @@ from .tile import Tile, alias, wrap
 
 _PASS_THROUGH = (
     "dim ndimension is_floating_point is_complex is_signed element_size get_device is_contiguous "
-    "is_inference is_conj is_neg register_hook retain_grad "
+    "is_inference is_conj is_neg retain_grad "
     "register_post_accumulate_grad_hook is_shared __hash__ requires_grad_ detach_ "
     "is_pinned is_distributed data_ptr __setstate__ dim_order stride"
 ).split()

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import inf, prod
+from operator import index
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ..comm.exchange import all_reduce_sum
@@ -27,9 +27,9 @@ Dims = int | Sequence[int] | None
 def negative_dims(tile: Tile, dim: Dims) -> tuple[int, ...]:
     """The dimensions of a reduction as negative numbers; None or () means all."""
     n = tile.ndim
-    if dim is None or (not isinstance(dim, int) and len(dim) == 0):
+    if dim is None or (isinstance(dim, Sequence) and len(dim) == 0):
         return tuple(range(-n, 0))
-    dims = (dim,) if isinstance(dim, int) else tuple(dim)
+    dims = tuple(dim) if isinstance(dim, Sequence) else (index(dim),)
     if any(not -n <= d < n for d in dims):
         raise IndexError(f"dimensions {dims} of a tensor with {n} dimensions")
     return tuple(sorted({d - n if d >= 0 else d for d in dims}))
@@ -68,7 +68,8 @@ def in_whole(local: Tensor, placement: Placement, dims: Sequence[int], fill: flo
         here = placement.box[factor.axis]
         sides[-2 * dim - 2] = here.start
         sides[-2 * dim - 1] = factor.extent - here.stop
-    return F.pad(local, sides, value=fill) if any(sides) else local
+    # F.pad would make a float of the fill, which cannot hold the largest integers.
+    return torch.constant_pad_nd(local, sides, fill) if any(sides) else local
 
 
 def _spread(func: Any, local: Tensor, tile: Tile, dims: Sequence[int], fill: float) -> Tensor:
@@ -127,7 +128,7 @@ def mean(
         return reduced_locally(local, input.placement, dims, keepdim)
     kind = dtype or input.dtype
     wide = torch.float32 if kind in (torch.bfloat16, torch.float16) else kind
-    if not kind.is_floating_point:
+    if not kind.is_floating_point and not kind.is_complex:
         raise RuntimeError(f"the mean of {kind} values is not defined; choose a floating dtype")
     total: Tensor = sum_(func, input, dims, keepdim, dtype=wide)
     return (total / count_of(input, dims)).to(kind)
@@ -167,7 +168,10 @@ def _variance(
         correction = 1 if unbiased is None or unbiased else 0
     centre: Tensor = x.mean(dims, keepdim=True)
     degrees = max(count_of(x, dims) - correction, 0)
-    squares: Tensor = (x - centre).square().sum(dims, keepdim=keepdim)
+    deviation: Tensor = x - centre
+    if x.is_complex():
+        deviation = deviation.abs()
+    squares: Tensor = deviation.square().sum(dims, keepdim=keepdim)
     value = squares / degrees if degrees else squares * inf
     if "std" in func.__name__:
         value = safe_root(value)
