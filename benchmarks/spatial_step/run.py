@@ -159,7 +159,7 @@ def peak_above_imports(name: str, size: int, mode: str) -> None:
     comm = mpi4dl.init()
     unit = 1024
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
-    ranks, run = {k: v for k, v in modes(name, size, comm).items()}[mode]
+    ranks, run = modes(name, size, comm)[mode]
     for _ in range(2):
         if comm.rank < ranks:
             run()

@@ -161,3 +161,19 @@ def test_half_precision_sums_round_once():
 def test_what_needs_all_pixels_is_refused_by_name(call):
     with pytest.raises(mpi4dl.UnsupportedOperator, match=r"full_tensor|vector norm"):
         on_tiles(call, [rand(1, 2, 8, 8)], (2, 2))
+
+
+def test_the_smallest_of_large_integers_over_some_of_the_cut_dimensions():
+    x = (rand(2, 3, 7, 9).abs() * 100).long()
+    assert_exact(lambda x: [x.amin(2), x.amax(-1), x.amin((0, 3)), x.sum(2)], x)
+
+
+def test_complex_numbers_have_real_variances_and_norms():
+    x = torch.complex(rand(2, 3, 7, 9), rand(2, 3, 7, 9, seed=1))
+    assert_exact(
+        lambda x: [
+            torch.view_as_real(r) if r.is_complex() else r
+            for r in (x.mean().detach(), x.var((2, 3)), x.std(), torch.linalg.vector_norm(x))
+        ],
+        x,
+    )

@@ -94,7 +94,9 @@ def _averaged(x: Tensor, dim: int, n: int, m: int, here: Interval, outputs: Inte
     for row, o in enumerate(range(outputs.start, outputs.stop)):
         cells = Interval(window.first[o], window.last[o] + 1)
         weights[row, cells.intersect(here).slice_in(here)] = 1.0 / cells.size
-    return (x.movedim(dim, -1) @ weights.t()).movedim(-1, dim)
+    # Pooling keeps its dtype under autocast, which would round a product of matrices.
+    with torch.autocast(x.device.type, enabled=False):
+        return (x.movedim(dim, -1) @ weights.t()).movedim(-1, dim)
 
 
 def _from_parts(

@@ -84,22 +84,39 @@ def placed_together(func: Any, args: tuple[Any, ...]) -> tuple[Placement, list[A
     return placement, [aligned(a, placement) for a in args]
 
 
+def _alone(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Placement | None:
+    """The placement of all tiles among the operands, if nothing has to be done to any operand."""
+    placement: Placement | None = None
+    plain: list[Tensor] = []
+    for value in (*args, *kwargs.values()) if kwargs else args:
+        if isinstance(value, Tile):
+            if placement is None:
+                placement = value.placement
+            elif value.placement is not placement:
+                return None
+        elif isinstance(value, Tensor):
+            plain.append(value)
+    if plain and placement is not None:
+        for value in plain:  # those that broadcast along every axis need not be narrowed
+            if any(value.ndim >= -d and value.shape[d] != 1 for d in placement.dims):
+                return None
+    return placement
+
+
 def elementwise(func: Any, *args: Any, **kwargs: Any) -> Any:
     """Run `func` on the local parts. Replicated operands are narrowed, other layouts moved."""
     if "out" in kwargs:
         refuse(func, "out= cannot be a tile's memory", "Use the returned tile")
     if kwargs.get("inplace"):
         check_not_severed(func, args[0])
-    if len(args) == 1 and not kwargs:
-        with no_intercept():
-            out = func(*args)
-        placement: Placement = args[0].placement
-    else:
+    placement = _alone(args, kwargs)
+    if placement is None:
         keys = list(kwargs)
         placement, values = placed_together(func, (*args, *kwargs.values()))
         args = tuple(values[: len(args)])
-        with no_intercept():
-            out = func(*args, **dict(zip(keys, values[len(values) - len(keys) :], strict=True)))
+        kwargs = dict(zip(keys, values[len(values) - len(keys) :], strict=True))
+    with no_intercept():
+        out = func(*args, **kwargs)
     if isinstance(out, tuple):  # torch.where(condition)
         refuse(
             func,
