@@ -24,6 +24,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -94,45 +95,50 @@ def step(model: nn.Module, x: Tensor, y: Tensor, finish: Callable[[], None]) -> 
 
 def modes(name: str, size: int, comm: Communicator) -> dict[str, tuple[int, Callable[[], float]]]:
     """name → (ranks that take part, one step)."""
-    torch.manual_seed(0)
-    make = MODELS[name]
-    image, label = torch.randn(1, 3, size, size), torch.tensor([3])
-    models = {key: make() for key in ("one", "tiles", "floor", "silent")}
-    for model in models.values():
-        model.load_state_dict(models["one"].state_dict())
-    with_syncs(models["floor"], comm)
+    label = torch.tensor([3])
     layout = mpi4dl.Layout.horizontal((size, size), comm.size)
-    rows = layout.boxes[comm.rank][0]
-    part = image[:, :, rows.start : rows.stop].clone()
-    meet_gradients = lambda: mpi4dl.sync_gradients(models["tiles"], comm)  # noqa: E731
-    nothing = lambda: None  # noqa: E731
+    rows = layout.boxes[comm.rank][0].size
+
+    # Made when a mode first runs, so that a process that runs one mode holds nothing else.
+    @cache
+    def model(key: str) -> nn.Module:
+        torch.manual_seed(0)
+        made = MODELS[name]()
+        return with_syncs(made, comm) if key == "floor" else made
+
+    @cache
+    def image(height: int) -> Tensor:
+        return torch.randn(1, 3, height, size)
+
+    def nothing() -> None:
+        return None
 
     def threads(count: int) -> float:
         torch.set_num_threads(count)
         try:
-            return step(models["one"], image, label, nothing)
+            return step(model("one"), image(size), label, nothing)
         finally:
             torch.set_num_threads(1)
 
     def tiles() -> float:
-        tile = mpi4dl.Tile.from_local(part, layout)
-        return step(models["tiles"], tile, label, meet_gradients)
+        tile = mpi4dl.Tile.from_local(image(rows), layout)
+        finish = partial(mpi4dl.sync_gradients, model("tiles"), comm)
+        return step(model("tiles"), tile, label, finish)
 
     def fused() -> float:
         with mpi4dl.fused_halo():
             return tiles()
 
     def floor() -> float:
-        return step(
-            models["floor"], part, label, lambda: mpi4dl.sync_gradients(models["floor"], comm)
-        )
+        finish = partial(mpi4dl.sync_gradients, model("floor"), comm)
+        return step(model("floor"), image(rows), label, finish)
 
     table = {
         "one process, 1 thread": (1, lambda: threads(1)),
         "one process, 2 threads": (1, lambda: threads(2)),
         "tiles": (2, tiles),
         "sync floor": (2, floor),
-        "no communication": (2, lambda: step(models["silent"], part, label, nothing)),
+        "no communication": (2, lambda: step(model("silent"), image(rows), label, nothing)),
     }
     if hasattr(mpi4dl, "fused_halo"):
         table["tiles, fused"] = (2, fused)

@@ -17,12 +17,13 @@ from .errors import (
     UnsupportedOperator,
 )
 from .geometry import Box, Interval, Layout
-from .spatial import Tile, shard, spatial_op, wrap
+from .spatial import FusedHalo, Tile, shard, spatial_op, wrap
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Box",
+    "FusedHalo",
     "GeometryError",
     "Interval",
     "LaunchError",

@@ -7,6 +7,7 @@ from math import prod
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import mpi4dl
@@ -399,3 +400,34 @@ def test_writing_to_a_view_that_had_to_be_copied_is_refused():
         return y
 
     assert_exact(shared, rand(1, 2, 12, 12), grid=(2, 1))
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda v: v.relu_(),
+        lambda v: F.relu(v, inplace=True),
+        lambda v: F.dropout(v, inplace=True),
+        lambda v: v.zero_(),
+        lambda v: v.fill_(1.0),
+        lambda v: v.normal_(),
+        lambda v: v[:, :, 1:].mul_(2),
+        lambda v: v.transpose(0, 1).mul_(2),
+        lambda v: v.__setitem__((0, 0), 1.0),
+    ],
+)
+def test_no_way_of_writing_to_such_a_copy_is_forgotten(write):
+    def program(x):
+        write((x * 1).view(1, 2, 3, 4, 12))
+
+    with pytest.raises(mpi4dl.UnsupportedOperator, match="made it a copy"):
+        on_tiles(program, [rand(1, 2, 12, 12)], (2, 1))
+
+
+def test_what_is_computed_from_such_a_copy_may_be_written_to():
+    def program(x):
+        x = x * 1
+        windows = x.view(1, 2, 3, 4, 12)
+        return (windows * 1).relu_(), x.mul_(2)
+
+    assert_exact(program, rand(1, 2, 12, 12), grid=(2, 1))

@@ -155,3 +155,16 @@ def test_a_plain_tensor_of_the_local_shape_is_not_taken_for_the_tile():
     with pytest.raises((RuntimeError, ValueError)):
         on_tiles(program, [rand(1, 2, 8, 8)], (2, 2))
     assert mpi4dl.Tile is not None
+
+
+def test_positions_where_a_condition_holds_are_refused():
+    with pytest.raises(mpi4dl.UnsupportedOperator, match="finds positions"):
+        on_tiles(lambda x: torch.where(x > 0), [rand(1, 2, 8, 8)], (2, 2))
+
+
+def test_tiles_of_different_layouts_have_the_same_size_on_every_rank():
+    def program(x):
+        other = x.redistribute(mpi4dl.Layout.grid((7, 5), (4, 1)))
+        return torch.is_same_size(x, other), x.is_same_size(other), x.is_same_size(x[:, :, 1:])
+
+    assert on_tiles(program, [rand(1, 2, 7, 5)], (2, 2)).outputs == [True, True, False]

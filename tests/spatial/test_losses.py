@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 import mpi4dl
 from support.exactness import assert_exact, on_tiles, rand
+from support.ranks import run_ranks
 
 GRIDS = [(1, 2), (3, 1), (2, 3)]
 
@@ -133,3 +134,65 @@ def test_losses_without_a_rule_are_refused():
     x = rand(2, 3, 4, 4)
     with pytest.raises(mpi4dl.UnsupportedOperator, match="triplet_margin_loss"):
         on_tiles(F.triplet_margin_loss, [x, x, x], (2, 1))
+
+
+def test_a_weighted_mean_of_squares_divides_by_the_weights():
+    args = [rand(2, 3, 7, 5), rand(2, 3, 7, 5, seed=1), rand(2, 3, 7, 5, seed=2).abs() + 0.1]
+    for reduction in ("mean", "sum", "none"):
+
+        def loss(x, y, w, how=reduction):
+            return F.mse_loss(x, y, weight=w, reduction=how)
+
+        assert_exact(loss, *args, grid=(2, 2))
+        assert_exact(loss, *args, grid=(2, 2), plain=(2,))
+    assert_exact(lambda x, y, w: F.huber_loss(x, y, weight=w), *args, grid=(2, 2))
+
+
+def test_the_weight_that_pytorch_drops_is_noticed():
+    x = rand(2, 3, 4, 4)
+    with pytest.raises(mpi4dl.UnsupportedOperator, match="weight"):
+        on_tiles(lambda x: F.l1_loss(x, x, weight=x.abs()), [x], (2, 1))
+    assert_exact(lambda x: F.l1_loss(x, 2 * x), x, grid=(2, 1))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("autocast", [False, True])
+def test_half_precision_and_autocast_where_some_tiles_are_empty(dtype, autocast):
+    """Every rank brings the same dtype to the all-reduce, also one without pixels."""
+    labels = torch.arange(2 * 5 * 6).reshape(2, 5, 6) % 3
+
+    def every(x, y):
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            return [
+                F.cross_entropy(x, y),
+                F.cross_entropy(x, y, reduction="sum"),
+                F.nll_loss(x.log_softmax(1), y),
+            ]
+
+    x = rand(2, 3, 5, 6, dtype=dtype)
+    expected = every(x, labels)
+    results = run_ranks(7, lambda comm: every(mpi4dl.shard(x, (7, 1)), mpi4dl.shard(labels, (7, 1))))
+    for values in results:
+        for actual, wanted in zip(values, expected, strict=True):
+            assert actual.dtype == wanted.dtype
+            torch.testing.assert_close(actual, wanted, rtol=1e-2, atol=1e-3)
+
+
+def test_more_half_precision_pixels_than_half_precision_can_count():
+    x, labels = torch.zeros(1, 2, 300, 300, dtype=torch.float16), torch.zeros(1, 300, 300).long()
+    losses = run_ranks(
+        2,
+        lambda comm: F.cross_entropy(mpi4dl.shard(x, (2, 1)), mpi4dl.shard(labels, (2, 1))),
+    )
+    assert all(abs(float(loss) - 0.6931) < 1e-3 for loss in losses)
+
+
+def test_a_wrong_weight_is_an_error_also_where_a_rank_has_no_pixels():
+    def program(comm):
+        try:
+            F.cross_entropy(mpi4dl.shard(x, (7, 1)), mpi4dl.shard(labels, (7, 1)), torch.ones(4))
+        except RuntimeError as error:
+            return str(error)
+
+    x, labels = rand(1, 3, 5, 6, dtype=torch.float32), torch.zeros(1, 5, 6).long()
+    assert all("weight" in message for message in run_ranks(7, program))

@@ -177,3 +177,66 @@ def test_complex_numbers_have_real_variances_and_norms():
         ],
         x,
     )
+
+
+@pytest.mark.parametrize("grid", [(1, 3), (2, 2), (1, 1)])
+def test_the_special_functions_are_the_ordinary_ones(grid):
+    def every(x):
+        return [f(x, dim) for f in SPECIAL for dim in (1, 3)]
+
+    assert_exact(every, rand(2, 3, 7, 5), grid=grid)
+
+
+SPECIAL = (torch.special.softmax, torch.special.log_softmax, torch.special.logsumexp)
+
+
+@pytest.mark.parametrize("grid", [(1, 3), (1, 1)])
+def test_along_a_dimension_of_the_layout_that_is_not_cut(grid):
+    def every(x):
+        return [
+            x.max(2, keepdim=True)[0],
+            x.argmax(2, keepdim=True),
+            x.max(2)[0],
+            x.topk(2, 2)[0],
+            x.diff(dim=2),
+            x.prod(2, keepdim=True),
+            x.kthvalue(3, 2, True)[0],
+        ]
+
+    assert_exact(every, rand(2, 3, 7, 5), grid=grid)
+    assert_exact(lambda x: x.max(1)[0], rand(2, 3), grid=(1,), dims=(1,))
+
+
+def test_arguments_may_have_their_numpy_names():
+    def every(x):
+        return [
+            x.sum(axis=1),
+            x.mean(axis=(2, 3), keepdims=True),
+            x.max(axis=1)[0],
+            torch.cat([x, x], axis=2),
+            torch.argmax(x, axis=1, keepdims=True),
+        ]
+
+    assert_exact(every, rand(2, 3, 7, 5))
+
+
+def test_norms_of_matrices_are_answered_where_they_are_vector_norms():
+    assert_exact(
+        lambda x: [torch.linalg.norm(x), torch.linalg.norm(x, "fro"), torch.norm(x, 3)], rand(7, 5)
+    )
+    assert_exact(lambda x: torch.linalg.norm(x, dim=(2, 3)), rand(2, 3, 7, 5))
+    for order in (1, 2, float("inf"), "nuc"):
+        with pytest.raises(mpi4dl.UnsupportedOperator, match="matrix norm"):
+            on_tiles(lambda x, p=order: torch.linalg.norm(x, p), [rand(7, 5)], (2, 2))
+
+
+def test_any_and_all_of_bytes_are_bytes():
+    assert_exact(lambda x: [x.any(2), x.all(1), x.any()], (rand(2, 3, 7, 5) > 1).byte())
+
+
+def test_a_flattened_dimension_that_stays_cut_is_refused():
+    for reduce in (torch.amax, torch.sum):
+        with pytest.raises(mpi4dl.UnsupportedOperator, match="Reduce before flattening"):
+            on_tiles(
+                lambda x, f=reduce: f(x.flatten(2), 0), [rand(2, 3, 4, 4)], (2, 2, 2), (0, 2, 3)
+            )

@@ -84,7 +84,9 @@ def empty_region(like: Tensor, dims: tuple[int, ...], sizes: tuple[int, ...]) ->
     for dim, n in zip(dims, sizes, strict=True):
         shape[dim] = n
     memory = torch.contiguous_format
-    if like.ndim == 4 and like.is_contiguous(memory_format=torch.channels_last):
+    if like.is_contiguous():  # and perhaps channels_last as well, with one channel or one pixel
+        pass
+    elif like.ndim == 4 and like.is_contiguous(memory_format=torch.channels_last):
         memory = torch.channels_last
     elif like.ndim == 5 and like.is_contiguous(memory_format=torch.channels_last_3d):
         memory = torch.channels_last_3d

@@ -6,6 +6,7 @@ Importing this package registers the rules. "My operator is missing": start at `
 from . import (
     adaptive,
     along,
+    autocast,
     autograd,
     bypasses,
     contraction,
@@ -13,6 +14,7 @@ from . import (
     dimensions,
     elementwise,
     extremes,
+    fused_halo,
     indexing,
     joining,
     losses,
@@ -29,13 +31,16 @@ from . import (
     shuffle,
     slicing,
 )
+from .fused_halo import FusedHalo
 from .registry import spatial_op
 from .tile import Tile, shard, wrap
 
 __all__ = [
+    "FusedHalo",
     "Tile",
     "adaptive",
     "along",
+    "autocast",
     "autograd",
     "bypasses",
     "contraction",
@@ -43,6 +48,7 @@ __all__ = [
     "dimensions",
     "elementwise",
     "extremes",
+    "fused_halo",
     "indexing",
     "joining",
     "losses",

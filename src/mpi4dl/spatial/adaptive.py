@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from ..comm.exchange import all_reduce_sum
+from ..errors import GeometryError
 from ..geometry import Interval, TableWindow, check_output
 from ..geometry.window import ceil_div
 from .placement import Placement
@@ -43,8 +44,12 @@ def _sizes(func: Any, x: Tile, output_size: OutputSize) -> tuple[tuple[int, ...]
     count = int(func.__name__.split("pool")[1][0])
     check_ordinary(func, x, tuple(range(-count, 0)), channels=False)
     before = tuple(x.global_shape[-count:])
-    asked = output_size if isinstance(output_size, Sequence) else (output_size,) * count
-    asked = tuple(asked) * count if len(asked) == 1 else tuple(asked)
+    asked = tuple(output_size) if isinstance(output_size, Sequence) else (output_size,) * count
+    if len(asked) != count or x.ndim not in (count + 1, count + 2):
+        raise GeometryError(
+            f"{func.__name__} to the size {asked} of a tensor of {tuple(x.global_shape)}: it is "
+            f"for {count} dimensions, with or without a batch"
+        )
     after = tuple(n if m is None else int(m) for n, m in zip(before, asked, strict=True))
     check_output(func.__name__, before, after)
     return before, after
@@ -126,9 +131,10 @@ def adaptive_max(
     changed = [d for d in dims if after[d] != before[d]]
     if not changed:
         return input
-    if is_cut(input, changed) and _few_outputs(input, before, after):
+    apart = set(input.placement.cut_dims) <= set(dims)  # all ranks have parts of every image
+    if apart and is_cut(input, changed) and _few_outputs(input, before, after):
         parts = _first_of_the_largest(input, before, after)
-        if prod(after) == 1 and set(input.placement.cut_dims) <= set(dims):
+        if prod(after) == 1:
             return all_reduce_sum(parts, input.placement.comm)
         return _from_parts(func, parts, input, dims, _outputs_placement(input, before, after))
 
@@ -194,7 +200,7 @@ def _best_in(
     shape = local.shape[:-count]
     if any(c.empty for c in cells):
         # Nothing here, but in the graph all the same.
-        nothing = local.flatten(-count).sum(-1) * 0
+        nothing = local.flatten(-count).sum(-1).to(local.dtype) * 0  # whatever autocast does
         lowest = -inf if local.is_floating_point() else torch.iinfo(local.dtype).min
         return nothing.masked_fill(torch.ones_like(nothing, dtype=torch.bool), lowest), (
             torch.full(shape, torch.iinfo(torch.int64).max, device=local.device)

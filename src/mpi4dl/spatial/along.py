@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
+from .elementwise import placed_together
 from .placement import Placement
-from .reductions import Dims, is_cut, negative_dims
+from .reductions import Dims, is_cut, negative_dims, widened
 from .registry import named, no_intercept, refuse, spatial_op
 from .tile import Tile, alias, wrap
 
@@ -16,9 +17,12 @@ from .tile import Tile, alias, wrap
 @spatial_op(*named("logsumexp"))
 def logsumexp(func: Any, input: Tile, dim: Dims, keepdim: bool = False) -> Tensor:
     dims = negative_dims(input, dim)
-    top = input.detach().amax(dims, keepdim=True)
+    floating = input.is_floating_point()
+    x: Any = widened(input) if floating else input.to(torch.get_default_dtype())
+    top = x.detach().amax(dims, keepdim=True)
     top = torch.where(top.isfinite(), top, torch.zeros_like(top))
-    value: Tensor = (input - top).exp().sum(dims, keepdim=True).log() + top
+    value: Tensor = (x - top).exp().sum(dims, keepdim=True).log() + top
+    value = value.to(input.dtype) if floating else value
     return value if keepdim else value.squeeze(dims)
 
 
@@ -27,24 +31,26 @@ def softmax(
     func: Any,
     input: Tile,
     dim: int | None = None,
-    _stacklevel: int = 3,
+    _stacklevel: int | torch.dtype | None = 3,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    if dim is None:
-        raise ValueError("softmax on tiles needs its dimension named: dim=1 for the channels")
+    if isinstance(_stacklevel, torch.dtype):  # where torch.softmax has it
+        dtype = _stacklevel
+    if dim is None:  # what PyTorch still guesses, with a warning
+        dim = 0 if input.ndim in (0, 1, 3) else 1
     dims = negative_dims(input, dim)
     name = func.__name__.removeprefix("special_")
     if not is_cut(input, dims):
         with no_intercept():
             keywords = {} if dtype is None else {"dtype": dtype}
             return wrap(func(alias(input), dims[0], **keywords), input.placement)
-    x: Tensor = input if dtype is None else input.to(dtype)
+    given: Any = input if dtype is None else input.to(dtype)
+    x: Tensor = widened(given)
     x = -x if name == "softmin" else x
     shifted: Tensor = x - x.detach().amax(dims, keepdim=True)
-    if name == "log_softmax":
-        return shifted - shifted.exp().sum(dims, keepdim=True).log()
     powers = shifted.exp()
-    return powers / powers.sum(dims, keepdim=True)
+    total = powers.sum(dims, keepdim=True)
+    return (shifted - total.log() if name == "log_softmax" else powers / total).to(given.dtype)
 
 
 _ALONG: dict[str, tuple[int, int | None]] = {
@@ -71,9 +77,16 @@ _ALONG: dict[str, tuple[int, int | None]] = {
     "prod": (0, None),
     "nansum": (0, None),
     "nanmean": (0, None),
-    "cosine_similarity": (1, 1),
     "gather": (0, None),
 }
+
+
+def _refuse_cut(func: Any, where: str) -> NoReturn:
+    refuse(
+        func,
+        f"it looks along {where}, which is split over ranks",
+        "Use a dimension that is not split, or gather with .full_tensor() first",
+    )
 
 
 @spatial_op(*named(*(n for n in _ALONG if n not in ("max", "min"))))
@@ -83,11 +96,7 @@ def along_dimension(func: Any, input: Tile, *args: Any, **kwargs: Any) -> Any:
     dim = kwargs.get("dim", args[position] if len(args) > position else default)
     if not isinstance(dim, int) or is_cut(input, negative_dims(input, dim)):
         where = f"dimension {dim}" if isinstance(dim, int) else "several dimensions at once"
-        refuse(
-            func,
-            f"it looks along {where}, which is split over ranks",
-            "Use a dimension that is not split, or gather with .full_tensor() first",
-        )
+        _refuse_cut(func, where)
     (negative,) = negative_dims(input, dim)
     placement = input.placement
     tiles = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]
@@ -109,3 +118,19 @@ def along_dimension(func: Any, input: Tile, *args: Any, **kwargs: Any) -> Any:
     if isinstance(result, Tensor):
         return tiled(result)
     return type(result)([tiled(value) for value in result])
+
+
+@spatial_op(*named("cosine_similarity"))
+def cosine_similarity(func: Any, x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
+    """Of the pixels of one image with those of another, or with a vector for all of them."""
+    n = max(x1.ndim, x2.ndim)
+    if not -n <= dim < n:
+        raise IndexError(f"dimension {dim} of tensors with {n} dimensions")
+    negative = dim - n if dim >= 0 else dim
+    placement, parts = placed_together(func, (x1, x2))
+    if negative in placement.cut_dims:
+        _refuse_cut(func, f"dimension {dim}")
+    with no_intercept():
+        out = func(*parts, dim=negative, eps=eps)
+    rest = placement.without((negative,), keep=False)
+    return out if rest is None else wrap(alias(out), rest)

@@ -27,7 +27,7 @@ from ..geometry import Box, Interval, Layout, Transfer
 from ..geometry.window import ceil_div
 from .placement import Placement
 from .registry import refuse
-from .tile import Tile, alias, wrap
+from .tile import Tile, alias, check_same_ranks, wrap
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +167,9 @@ def assemble(
     A source may be a tile of any placement without joined dimensions, or a plain tensor that
     every rank holds whole. Segments together are as long as the output is, and at least one.
     """
+    for source in sources:
+        if isinstance(source, Tile):
+            check_same_ranks(source.placement.comm, out.comm)
     placements = tuple(s.placement if isinstance(s, Tile) else None for s in sources)
     extents = tuple(s.shape[dim] for s in sources)
     made = [

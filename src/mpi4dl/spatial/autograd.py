@@ -14,8 +14,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.hooks import BackwardHook
 
 from .elementwise import aligned
+from .placement import Placement
 from .registry import no_intercept, spatial_op
 from .tile import Tile, alias, wrap
 
@@ -24,8 +26,12 @@ _backward = torch.autograd.backward
 
 def _local_gradient(tile: Any, gradient: Tensor | None) -> Tensor | None:
     """A gradient for `tile`: a tile, the whole tensor, or (from autograd itself) the local part."""
-    if gradient is None or not isinstance(tile, Tile):
+    if not isinstance(tile, Tile):
         return gradient
+    if gradient is None:
+        if tile.numel() != 1:  # whatever this rank's part of it is
+            raise RuntimeError("grad can be implicitly created only for scalar outputs")
+        return torch.ones_like(alias(tile))
     with no_intercept():
         if not isinstance(gradient, Tile) and gradient.shape == tile.shape:
             return gradient
@@ -91,3 +97,63 @@ def register_hook(func: Any, tile: Tile, hook: Callable[[Tensor], Tensor | None]
 
     with no_intercept():
         return func(tile, on_tiles)
+
+
+# ── hooks of modules on the gradients of their inputs and outputs ────────────────────────────────
+
+Gradients = tuple[Tensor | None, ...]
+_backward_hook = BackwardHook.__init__
+_setup_input, _setup_output = BackwardHook.setup_input_hook, BackwardHook.setup_output_hook
+
+
+def _placements(values: Any) -> list[Placement | None]:
+    several = values if isinstance(values, tuple) else (values,)
+    return [v.placement if isinstance(v, Tile) else None for v in several]
+
+
+def _as_tiles(gradients: Gradients, placements: list[Placement | None]) -> Gradients:
+    pairs = zip(gradients, placements, strict=True)
+    return tuple(wrap(alias(g), p) if p and g is not None else g for g, p in pairs)
+
+
+def _as_parts(gradients: Any, placements: list[Placement | None]) -> Any:
+    if not isinstance(gradients, tuple) or len(gradients) != len(placements):
+        return gradients  # for PyTorch to find wrong
+    pairs = zip(gradients, placements, strict=True)
+    return tuple(alias(aligned(g, p)) if p and g is not None else g for g, p in pairs)
+
+
+def _hooks_on_tiles(self: Any, module: Any, user_hooks: Any, user_pre_hooks: Any) -> None:
+    """Module hooks get the gradients of tiles as tiles, as tensor hooks do."""
+    self.of_inputs, self.of_outputs = [], []
+
+    def on_tiles(hook: Callable[..., Any]) -> Callable[..., Any]:
+        def call(module: Any, inputs: Gradients, outputs: Gradients) -> Any:
+            tiles = _as_tiles(inputs, self.of_inputs), _as_tiles(outputs, self.of_outputs)
+            return _as_parts(hook(module, *tiles), self.of_inputs)
+
+        return call
+
+    def before_on_tiles(hook: Callable[..., Any]) -> Callable[..., Any]:
+        def call(module: Any, outputs: Gradients) -> Any:
+            return _as_parts(hook(module, _as_tiles(outputs, self.of_outputs)), self.of_outputs)
+
+        return call
+
+    before = [before_on_tiles(hook) for hook in user_pre_hooks]
+    _backward_hook(self, module, [on_tiles(hook) for hook in user_hooks], before)
+
+
+def _setup_input_hook(self: Any, args: Any) -> Any:
+    self.of_inputs = _placements(args)
+    return _setup_input(self, args)
+
+
+def _setup_output_hook(self: Any, args: Any) -> Any:
+    self.of_outputs = _placements(args)
+    return _setup_output(self, args)
+
+
+BackwardHook.__init__ = _hooks_on_tiles  # type: ignore[method-assign]
+BackwardHook.setup_input_hook = _setup_input_hook  # type: ignore[method-assign]
+BackwardHook.setup_output_hook = _setup_output_hook  # type: ignore[method-assign]

@@ -41,15 +41,22 @@ class _ChannelNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, over: Statistics
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        over: Statistics,
+        owned: tuple[slice, ...] | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         kind = torch.float32 if x.dtype in _HALF else x.dtype
-        mean, var = _combined(*_own_moments(x.to(kind), over), over)
+        own = x if owned is None else x[owned]
+        mean, var = _combined(*_own_moments(own.to(kind), over), over)
         mean_of, var_of = (m.repeat_interleave(over.channels) for m in (mean, var))
         slope, shift = (None if p is None else p.to(kind) for p in (weight, bias))
         out = torch.native_batch_norm(x, slope, shift, mean_of, var_of, False, 0.0, over.eps)[0]
         ctx.save_for_backward(x, weight, mean_of, var_of)
-        ctx.over, ctx.bias_kind = over, None if bias is None else bias.dtype
+        ctx.over, ctx.owned = over, owned
+        ctx.bias_kind = None if bias is None else bias.dtype
         ctx.mark_non_differentiable(mean, var)
         return out, mean, var
 
@@ -68,22 +75,26 @@ class _ChannelNorm(torch.autograd.Function):
         of_bias = None if ctx.bias_kind is None else straight.to(ctx.bias_kind)
         if not ctx.needs_input_grad[0]:
             # The others reduce all the same: whether the input wants a gradient is alike on all.
-            return None, of_weight, of_bias, None
+            return None, of_weight, of_bias, None, None
         slope = torch.ones_like(mean) if weight is None else weight.to(kind)
         sums = torch.stack([straight * slope, along * slope]).view(2, -1, over.channels).sum(2)
         shares = reduced(sums, over.comm).div_(over.total).repeat_interleave(over.channels, 1)
         scale = (var + over.eps).rsqrt()
-        result = _scaled_and_shifted(
-            wide,
+        factors = (slope * scale).view(1, -1, *[1] * (x.ndim - 2))
+        by_moments = (
             -scale.square() * shares[1],
             scale * (scale * mean * shares[1] - shares[0]),
         )
-        factors = (slope * scale).view(1, -1, *[1] * (x.ndim - 2))
-        return result.addcmul_(grad_wide, factors).to(x.dtype), of_weight, of_bias, None
+        if ctx.owned is None:
+            result = _scaled_and_shifted(wide, *by_moments).addcmul_(grad_wide, factors)
+        else:  # a margin is normalised too, but the moments do not depend on it
+            result = grad_wide * factors
+            result[ctx.owned] += _scaled_and_shifted(wide[ctx.owned], *by_moments)
+        return result.to(x.dtype), of_weight, of_bias, None, None
 
 
 def _own_moments(x: Tensor, over: Statistics) -> tuple[Tensor, Tensor]:
-    if over.counts[over.comm.rank] == 0:
+    if over.counts[over.comm.rank] == 0 or x.is_meta:  # PyTorch has no meta kernel for it
         return x.new_zeros(x.shape[1]), x.new_zeros(x.shape[1])
     mean, var = torch.batch_norm_update_stats(x, None, None, 0.0)
     return mean, var
@@ -119,7 +130,19 @@ def _scaled_and_shifted(x: Tensor, factor: Tensor, shift: Tensor) -> Tensor:
 
 
 def channel_norm(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, over: Statistics
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    over: Statistics,
+    owned: tuple[slice, ...] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(output, mean, biased variance); the moments are one for each group of channels."""
-    return _ChannelNorm.apply(x, weight, bias, over)
+    """(output, mean, biased variance); the moments are one for each group of channels.
+
+    `owned` is the part of x that counts for the moments, if x has a margin beyond it.
+    """
+    if x.shape[0] == 0:
+        # PyTorch's kernel for the backward divides by the size of the batch, and crashes.
+        flat = x.reshape(1, x.shape[1], 0)
+        out, mean, var = _ChannelNorm.apply(flat, weight, bias, over, None)
+        return out.reshape(x.shape), mean, var
+    return _ChannelNorm.apply(x, weight, bias, over, owned)

@@ -176,7 +176,9 @@ def matmul(func: Any, input: Tensor, other: Tensor) -> Tensor:
 
 
 @spatial_op(torch.Tensor.__rmatmul__)
-def reflected_matmul(func: Any, input: Tensor, other: Tensor) -> Tensor:
+def reflected_matmul(func: Any, input: Tensor, other: Any) -> Any:
+    if not isinstance(other, Tensor):
+        return NotImplemented
     return matmul(torch.matmul, other, input)
 
 

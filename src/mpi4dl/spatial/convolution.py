@@ -13,7 +13,7 @@ from ..errors import GeometryError
 from ..geometry import SlidingWindow, TransposedWindow, check_output, conv_size, transposed_size
 from .additive_halo import Geometry, convolve, is_aligned
 from .regions import WindowPlan, Windows, check_ordinary, plan, windowed, windows_for
-from .registry import refuse, spatial_op
+from .registry import FUSING, refuse, spatial_op
 from .tile import Tile, alias, wrap
 
 _DIMENSIONS = {
@@ -43,6 +43,22 @@ def _check_operands(func: Any, x: Any, weight: Any, bias: Any, dims: tuple[int, 
     check_ordinary(func, x, dims)
 
 
+def _check_numbers(
+    func: Any, strides: Sequence[int], pads: str | Sequence[int], dilations: Sequence[int]
+) -> None:
+    """What one process refuses, before any window is made of it."""
+    name = func.__name__
+    if isinstance(pads, str):
+        if pads not in ("same", "valid"):
+            raise GeometryError(f"{name}: the padding {pads!r} is neither 'same' nor 'valid'")
+        if pads == "same" and any(s != 1 for s in strides):
+            raise GeometryError(f"{name}: padding='same' is not defined for the strides {strides}")
+    elif any(p < 0 for p in pads):
+        raise GeometryError(f"{name}: the padding {tuple(pads)} is negative")
+    if any(s < 1 for s in strides) or any(d < 1 for d in dilations):
+        raise GeometryError(f"{name}: strides {strides} and dilations {dilations} start at 1")
+
+
 def _same_padding(kernel: Sequence[int], dilation: Sequence[int]) -> list[tuple[int, int]]:
     totals = [d * (k - 1) for k, d in zip(kernel, dilation, strict=True)]
     return [(total // 2, total - total // 2) for total in totals]
@@ -64,10 +80,12 @@ def convolution(
     _check_operands(func, input, weight, bias, dims)
     kernel, sizes = tuple(weight.shape[2:]), tuple(input.shape[-n:])
     strides, dilations = per_dimension(stride, n), per_dimension(dilation, n)
-    if padding == "same":
+    given = padding if isinstance(padding, str) else per_dimension(padding, n)
+    _check_numbers(func, strides, given, dilations)
+    if given == "same":
         pads = _same_padding(kernel, dilations)
     else:
-        pads = [(p, p) for p in per_dimension(0 if isinstance(padding, str) else padding, n)]
+        pads = [(0, 0)] * n if isinstance(given, str) else [(p, p) for p in given]
     outs = [
         conv_size(size, k, s, p, d)
         for size, k, s, p, d in zip(sizes, kernel, strides, pads, dilations, strict=True)
@@ -100,7 +118,9 @@ def convolution(
 
 def _overlaps(x: Tile, windows: Windows, pads: Sequence[tuple[int, int]], weight: Tensor) -> bool:
     """Whether the tile is convolved while its halo is under way. The same on every rank."""
-    if x.ndim != weight.ndim or any(before != after for before, after in pads):
+    if FUSING.get() is not None or x.ndim != weight.ndim:
+        return False
+    if any(before != after for before, after in pads):
         return False
     if not any(isinstance(w, SlidingWindow) for _, w in windows):
         return False
@@ -127,6 +147,7 @@ def transposed_convolution(
     kernel, sizes = tuple(weight.shape[2:]), tuple(input.shape[-n:])
     strides, pads = per_dimension(stride, n), per_dimension(padding, n)
     extra, dilations = per_dimension(output_padding, n), per_dimension(dilation, n)
+    _check_numbers(func, strides, pads, dilations)
     _check_output_padding(extra, strides, dilations)
     outs = [
         transposed_size(size, k, s, p, d, e)
@@ -158,7 +179,8 @@ def _check_output_padding(
     extra: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
 ) -> None:
     for e, s, d in zip(extra, strides, dilations, strict=True):
-        if e >= max(s, d):
+        if not 0 <= e < max(s, d):
             raise GeometryError(
-                f"output_padding {e} must be smaller than the stride {s} or the dilation {d}"
+                f"output_padding {e} must be smaller than the stride {s} or the dilation {d}, and "
+                "not negative"
             )

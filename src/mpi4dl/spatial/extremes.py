@@ -14,7 +14,17 @@ from torch.autograd.function import once_differentiable
 from ..comm.exchange import reduced
 from .along import along_dimension
 from .placement import Placement
-from .reductions import Dims, StaysCut, in_whole, is_cut, negative_dims, reduced_locally, safe_root
+from .reductions import (
+    Dims,
+    StaysCut,
+    count_of,
+    in_whole,
+    is_cut,
+    negative_dims,
+    reduced_locally,
+    safe_root,
+    widened,
+)
 from .registry import named, no_intercept, refuse, spatial_op
 from .tile import Tile, alias
 
@@ -89,26 +99,34 @@ def _extreme(func: Any, x: Any, dims: tuple[int, ...], keep: bool, largest: bool
 @spatial_op(*named("amax", "amin"))
 def amax(func: Any, input: Tile, dim: Dims = (), keepdim: bool = False) -> Tensor:
     dims = negative_dims(input, dim)
+    _check_not_empty(func, input, dims)
     return _extreme(func, input, dims, keepdim, func.__name__ == "amax")
+
+
+def _check_not_empty(func: Any, x: Tile, dims: tuple[int, ...]) -> None:
+    if not count_of(x, dims):
+        raise RuntimeError(f"{func.__name__} over no values: {dims} of {tuple(x.global_shape)}")
 
 
 @spatial_op(*named("aminmax"))
 def aminmax(
     func: Any, input: Tile, *, dim: int | None = None, keepdim: bool = False
 ) -> tuple[Tensor, Tensor]:
-    return input.amin(() if dim is None else dim, keepdim), input.amax(
-        () if dim is None else dim, keepdim
-    )
+    dims = () if dim is None else (dim,)
+    both = (input.amin(dims, keepdim), input.amax(dims, keepdim))
+    return torch.return_types.aminmax(both)
 
 
 @spatial_op(*named("max", "min"))
-def max_(func: Any, input: Tile, *args: Any, **kwargs: Any) -> Any:
+def max_(func: Any, input: Any, *args: Any, **kwargs: Any) -> Any:
     """Of everything; of two tensors; or along a dimension that is not cut."""
     other = args[0] if args else kwargs.get("other")
     if isinstance(other, Tensor):
         return (torch.maximum if func.__name__ == "max" else torch.minimum)(input, other)
     if not args and not kwargs:
-        return _extreme(func, input, negative_dims(input, None), False, func.__name__ == "max")
+        dims = negative_dims(input, None)
+        _check_not_empty(func, input, dims)
+        return _extreme(func, input, dims, False, func.__name__ == "max")
     return along_dimension(func, input, *args, **kwargs)
 
 
@@ -136,14 +154,22 @@ def norm(
     dims = negative_dims(input, dim)
     if order is None or order == "fro":
         order = 2
-    elif isinstance(order, str) or (func is torch.linalg.norm and len(dims) == 2):
+    elif isinstance(order, str) or (
+        func is torch.linalg.norm and (len(dims) == 2 or (dim is None and input.ndim > 1))
+    ):
         refuse(func, f"matrix norms ({order!r}) have no rule on tiles", "Use a vector norm")
-    x = input if dtype is None else input.to(dtype)
+    x: Any = input if dtype is None else input.to(dtype)
     if not is_cut(input, dims):
         local = torch.linalg.vector_norm(alias(x), order, dims, keepdim=True)
         return reduced_locally(local, input.placement, dims, keepdim)
-    if x.is_complex():
-        x = x.abs()
+    if not (x.is_floating_point() or x.is_complex()):
+        raise RuntimeError(f"norms are of floating point or complex numbers, and not {x.dtype}")
+    wide = x.abs() if x.is_complex() else widened(x)
+    value = _vector_norm(func, wide, order, dims, keepdim)
+    return value if x.is_complex() else value.to(x.dtype)
+
+
+def _vector_norm(func: Any, x: Tile, order: float, dims: tuple[int, ...], keepdim: bool) -> Tensor:
     if order == 2:
         return safe_root(x.square().sum(dims, keepdim=keepdim))
     if order == 1:

@@ -156,8 +156,10 @@ def _item(func: Any, item: Any) -> Any:
         isinstance(item, Tensor) and item.ndim == 0 and item.dtype == torch.bool
     ):
         refuse(func, "a single True or False as an index adds a dimension", "Use None for that")
+    if isinstance(item, Tensor) and (item.is_floating_point() or item.is_complex()):
+        raise IndexError(f"tensors used as indices must be integers or bool, and not {item.dtype}")
     if isinstance(item, Tensor) and item.ndim:
-        return item
+        return item.bool() if item.dtype == torch.uint8 else item  # an old way to write masks
     return operator.index(item)
 
 

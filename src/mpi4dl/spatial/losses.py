@@ -76,19 +76,39 @@ def cross_entropy(
         value = F.cross_entropy(local, here, weight, reduction="none", **options)
         return wrap(alias(value), input.placement.moved({-input.ndim: 1 - input.ndim}))
     here = here.flatten() if apart else _classes_first(here)
-    total = _sum_or_zero(F.cross_entropy, _classes_first(local), here, weight, **options)
+    total, kind = _summed(F.cross_entropy, _classes_first(local), here, weight, **options)
     total = all_reduce_sum(total, input.placement.comm)
-    if how == "sum":
-        return total
-    if not apart:
-        return total / (input.numel() // input.shape[1])
-    return total / _total_weight(here, weight, ignore_index, total, input.placement)
+    if how == "mean":
+        cells = input.numel() // input.shape[1]
+        total = total / (
+            _total_weight(here, weight, ignore_index, total, input.placement) if apart else cells
+        )
+    return total.to(kind)
 
 
-def _sum_or_zero(loss: Any, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+def _summed(
+    loss: Any, input: Tensor, target: Tensor, weight: Tensor | None, **options: Any
+) -> tuple[Tensor, torch.dtype]:
+    """The loss of this rank's cells, in float32 at least, and the dtype that it is to have.
+
+    One cell tells the dtype, which autocast may change, and finds what is wrong with the other
+    arguments, also where a rank has no cells.
+    """
+
+    def of(x: Tensor, t: Tensor, w: Tensor | None) -> Tensor:
+        return loss(x, t, w, reduction="sum", **options)
+
+    half = input.dtype in (torch.bfloat16, torch.float16)
+    if not half and input.shape[0]:
+        total = of(input, target, weight)
+        return total, total.dtype
+    cell = of(input.new_zeros(1, *input.shape[1:]), target.new_zeros(1, *target.shape[1:]), weight)
+    wide = torch.float32 if half else cell.dtype
     if input.shape[0] == 0:
-        return input.sum()
-    return loss(input, *args, reduction="sum", **kwargs)
+        return input.sum().to(wide), cell.dtype
+    numbers = target.to(wide) if target.is_floating_point() else target
+    total = of(input.to(wide), numbers, None if weight is None else weight.to(wide))
+    return total, cell.dtype
 
 
 def _total_weight(
@@ -135,11 +155,13 @@ def nll_loss(
         value = F.nll_loss(local, here, weight, ignore_index=ignore_index, reduction="none")
         return wrap(alias(value), input.placement.moved({-input.ndim: 1 - input.ndim}))
     here = here.flatten()
-    total = _sum_or_zero(F.nll_loss, _classes_first(local), here, weight, ignore_index=ignore_index)
+    total, kind = _summed(
+        F.nll_loss, _classes_first(local), here, weight, ignore_index=ignore_index
+    )
     total = all_reduce_sum(total, input.placement.comm)
-    if how == "sum":
-        return total
-    return total / _total_weight(here, weight, ignore_index, total, input.placement)
+    if how == "mean":
+        total = total / _total_weight(here, weight, ignore_index, total, input.placement)
+    return total.to(kind)
 
 
 # ── losses that treat every element by itself ────────────────────────────────────────────────────

@@ -76,8 +76,6 @@ def grad(func: Any, tile: Tile) -> Tile | None:
 
 @spatial_op(*_properties(["grad", "data"], "__set__"))
 def set_grad(func: Any, tile: Tile, value: Tensor | None) -> None:
-    if not isinstance(tile, Tile):
-        needs_the_whole(func)
     if value is not None and tuple(value.shape) != tuple(tile.global_shape):
         refuse(
             func,

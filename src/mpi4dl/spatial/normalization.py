@@ -14,9 +14,9 @@ from ..comm.communicator import Communicator
 from ..comm.exchange import reduced
 from .channel_norm import Statistics, channel_norm
 from .placement import Placement
-from .reductions import is_cut
+from .reductions import is_cut, widened
 from .regions import refuse_split_channels
-from .registry import named, no_intercept, refuse, spatial_op
+from .registry import named, refuse, spatial_op
 from .tile import Tile, alias, wrap
 
 
@@ -79,8 +79,9 @@ def _counts(placement: Placement, local: Tensor, dims: tuple[int, ...]) -> tuple
 
 def _moments_mixed(x: Tile, dims: tuple[int, ...], eps: float) -> tuple[Tensor, Tensor, Tensor]:
     """The same by tile operators, for statistics that are cut themselves (batch and image cut)."""
-    mean: Tensor = x.mean(dims, keepdim=True)
-    centred: Tensor = x - mean
+    wide = widened(x)
+    mean: Tensor = wide.mean(dims, keepdim=True)
+    centred: Tensor = wide - mean
     var: Tensor = centred.square().mean(dims, keepdim=True)
     return centred * (var + eps).rsqrt(), mean.detach(), var.detach()
 
@@ -104,6 +105,24 @@ def _affine(y: Tensor, weight: Tensor | None, bias: Tensor | None, dtype: torch.
     return y.to(dtype)
 
 
+def _check_affine(sizes: tuple[int, ...], *parameters: Tensor | None) -> None:
+    """Scale and shift have the shape of what they scale; others would broadcast unnoticed."""
+    for parameter in parameters:
+        if parameter is not None and tuple(parameter.shape) != sizes:
+            raise RuntimeError(
+                f"a weight or bias of {tuple(parameter.shape)} for a normalisation of {sizes}"
+            )
+
+
+def _normalized(func: Any, x: Tile, normalized_shape: Any) -> tuple[int, ...]:
+    """The sizes that the last dimensions must have."""
+    sizes = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+    shape = tuple(x.global_shape)
+    if not sizes or shape[-len(sizes) :] != sizes:
+        raise RuntimeError(f"{func.__name__} over {sizes} of a tensor of {shape}")
+    return sizes
+
+
 def _per_channel(parameter: Tensor | None, ndim: int) -> Tensor | None:
     return None if parameter is None else parameter.view(1, -1, *[1] * (ndim - 2))
 
@@ -121,7 +140,7 @@ def _update_running(
             running.lerp_((value * factor).flatten().to(running.dtype), momentum)
 
 
-@spatial_op(F.batch_norm, torch.batch_norm)
+@spatial_op(F.batch_norm)
 def batch_norm(
     func: Any,
     input: Tile,
@@ -135,6 +154,7 @@ def batch_norm(
     cudnn_enabled: bool = True,
 ) -> Tensor:
     _check_channels(func, input)
+    _check_affine((input.shape[1],), weight, bias)
     if not training or not input.placement.is_cut:
         local = F.batch_norm(
             alias(input), running_mean, running_var, weight, bias, training, momentum, eps
@@ -147,10 +167,38 @@ def batch_norm(
         raise ValueError(f"expected more than 1 value per channel when training, got {shape}")
     counts = _counts(input.placement, alias(input), dims)
     over = Statistics(counts, 1, eps, input.placement.comm)
-    y, mean, var = channel_norm(alias(input), weight, bias, over)
+    y, mean, var = channel_norm(alias(input), weight, bias, over, owned_part(input))
     _update_running(running_mean, mean, momentum)
     _update_running(running_var, var, momentum, count / (count - 1))
     return wrap(y, input.placement)
+
+
+@spatial_op(torch.batch_norm)
+def compiled_batch_norm(
+    func: Any,
+    input: Tile,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    *options: Any,
+    **named_options: Any,
+) -> Tensor:
+    """The function beneath F.batch_norm has its operands in another order."""
+    return batch_norm(
+        func, input, running_mean, running_var, weight, bias, *options, **named_options
+    )
+
+
+def owned_part(input: Tile) -> tuple[slice, ...] | None:
+    """Where in the local tensor the own pixels are, if it has a margin beyond them."""
+    if input.held is None:
+        return None
+    index = [slice(None)] * input.ndim
+    pairs = zip(input.placement.dims, input.placement.box, input.held, strict=True)
+    for dim, part, held in pairs:
+        index[dim] = part.slice_in(held)
+    return tuple(index)
 
 
 def _per_sample(
@@ -180,7 +228,7 @@ def _mixed(
     return _affine(y, _per_channel(weight, n), _per_channel(bias, n), input.dtype)
 
 
-@spatial_op(F.instance_norm, torch.instance_norm)
+@spatial_op(F.instance_norm)
 def instance_norm(
     func: Any,
     input: Tile,
@@ -197,6 +245,7 @@ def instance_norm(
     if not use_input_stats:
         return batch_norm(func, input, running_mean, running_var, weight, bias, eps=eps)
     n, shape = input.ndim, input.global_shape
+    _check_affine((shape[1],), weight, bias)
     dims = tuple(range(2 - n, 0))
     count = prod(shape[d] for d in dims)
     if count <= 1:
@@ -216,6 +265,23 @@ def instance_norm(
     return y
 
 
+@spatial_op(torch.instance_norm)
+def compiled_instance_norm(
+    func: Any,
+    input: Tile,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    *options: Any,
+    **named_options: Any,
+) -> Tensor:
+    """The function beneath F.instance_norm has its operands in another order."""
+    return instance_norm(
+        func, input, running_mean, running_var, weight, bias, *options, **named_options
+    )
+
+
 @spatial_op(F.group_norm, torch.group_norm)
 def group_norm(
     func: Any,
@@ -230,6 +296,7 @@ def group_norm(
     n, shape = input.ndim, input.global_shape
     if shape[1] % num_groups:
         raise ValueError(f"{shape[1]} channels cannot form {num_groups} groups")
+    _check_affine((shape[1],), weight, bias)
     dims = tuple(range(2 - n, 0))
     if not is_cut(input, dims):
         return wrap(F.group_norm(alias(input), num_groups, weight, bias, eps), input.placement)
@@ -248,10 +315,9 @@ def layer_norm(
     eps: float = 1e-5,
     cudnn_enable: bool = True,
 ) -> Tensor:
-    sizes = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+    sizes = _normalized(func, input, normalized_shape)
     dims = tuple(range(-len(sizes), 0))
-    if tuple(input.global_shape[-len(sizes) :]) != sizes:
-        raise ValueError(f"layer_norm over {sizes} of a tensor of {tuple(input.global_shape)}")
+    _check_affine(sizes, weight, bias)
     if not is_cut(input, dims):
         return wrap(F.layer_norm(alias(input), sizes, weight, bias, eps), input.placement)
     y = standardized(input, dims, eps)[0]
@@ -266,21 +332,28 @@ def rms_norm(
     weight: Tensor | None = None,
     eps: float | None = None,
 ) -> Tensor:
-    sizes = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+    sizes = _normalized(func, input, normalized_shape)
     dims = tuple(range(-len(sizes), 0))
+    _check_affine(sizes, weight)
     if not is_cut(input, dims):
         return wrap(F.rms_norm(alias(input), sizes, weight, eps), input.placement)
     eps = torch.finfo(input.dtype).eps if eps is None else eps
-    scale: Tensor = (input.square().mean(dims, keepdim=True) + eps).rsqrt()
-    return _affine(input * scale, weight, None, input.dtype)
+    x = widened(input)
+    scale: Tensor = (x.square().mean(dims, keepdim=True) + eps).rsqrt()
+    return _affine(x * scale, weight, None, input.dtype)
 
 
 @spatial_op(F.local_response_norm)
 def local_response_norm(func: Any, input: Tile, *args: Any, **kwargs: Any) -> Tensor:
     """Looks along the channels only."""
     _check_channels(func, input)
-    with no_intercept():
-        return wrap(func(alias(input), *args, **kwargs), input.placement)
+    local = alias(input)
+    out = func(local, *args, **kwargs)
+    if not local.numel():
+        # The dtype is that of the other ranks, which autocast may have changed.
+        one = local.new_zeros([max(n, 1) for n in local.shape])
+        out = out.to(func(one, *args, **kwargs).dtype)
+    return wrap(alias(out), input.placement)
 
 
 _sync_forward = nn.SyncBatchNorm.forward

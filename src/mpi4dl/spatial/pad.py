@@ -90,7 +90,11 @@ def _whole_dimensions(tile: Tile, sides: Sides, count: int, mode: str) -> Tile:
         placement = resized(placement, dim, tile.global_shape[dim] + before + after)
     local = alias(tile)
     here = [side for dim in range(-1, -1 - count // 2, -1) for side in sides.get(dim, (0, 0))]
-    return wrap(alias(F.pad(local, here, mode if local.numel() else "constant")), placement)
+    if local.numel():
+        return wrap(alias(F.pad(local, here, mode)), placement)
+    # The dtype is that of the other ranks, which autocast may have changed.
+    kind = F.pad(local.new_zeros([max(n, 1) for n in local.shape]), here, mode).dtype
+    return wrap(alias(F.pad(local, here).to(kind)), placement)
 
 
 def _copied(func: Any, tile: Tile, dim: int, before: int, after: int, mode: str) -> Tile:

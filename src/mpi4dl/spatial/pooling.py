@@ -39,6 +39,12 @@ class _Geometry:
         self.padding = per_dimension(padding, count)
         self.dilation = per_dimension(dilation, count)
         self.sizes = tuple(x.shape[-count:])
+        numbers = (*self.kernel, *self.stride, *self.dilation)
+        if any(number < 1 for number in numbers) or any(p < 0 for p in self.padding):
+            raise GeometryError(
+                f"pooling with the kernel {self.kernel}, stride {self.stride}, dilation "
+                f"{self.dilation} and padding {self.padding}: these start at 1, and padding at 0"
+            )
         if any(p > k // 2 for p, k in zip(self.padding, self.kernel, strict=True)):
             raise GeometryError(
                 f"pooling padding {self.padding} is more than half of the kernel {self.kernel}"
@@ -83,6 +89,8 @@ def max_pool(
         max_pool_with_indices(func)
     count = int(func.__name__[8])
     g = _Geometry(func, input, count, kernel_size, stride, padding, dilation, ceil_mode)
+    if input.dtype == torch.bool or input.is_complex():
+        raise NotImplementedError(f"{func.__name__} is not implemented for {input.dtype}")
     lowest = float("-inf") if input.is_floating_point() else torch.iinfo(input.dtype).min
 
     def kernel(region: Tensor, plan: WindowPlan) -> Tensor:
@@ -170,12 +178,16 @@ def _average(
         for dim in range(-count, 0):
             start, stop = (whole[dim].start, whole[dim].stop) if dim in whole else (0, g.outs[dim])
             counts.append(_counted(g, dim, range(start, max(stop, start + 1)), count_include_pad))
-        sums = _window_sums(region, g, x)
         if divisor is not None or all(len(set(c)) == 1 for c in counts):
-            return sums / (divisor if divisor is not None else prod(c[0] for c in counts))
+            common = divisor if divisor is not None else prod(c[0] for c in counts)
+            return _window_sums(region, g, x, common)
+        half = region.dtype in (torch.bfloat16, torch.float16)  # whose sums overflow
+        sums = _window_sums(region.float() if half else region, g, x)
+        rounding = None if region.is_floating_point() else "trunc"
         for dim, c in zip(range(-count, 0), counts, strict=True):
-            sums = sums / sums.new_tensor(c).view(-1, *[1] * (-dim - 1))
-        return sums
+            share = sums.new_tensor(c).view(-1, *[1] * (-dim - 1))
+            sums = torch.div(sums, share, rounding_mode=rounding)
+        return sums.to(region.dtype)
 
     return windowed(x, g.windows(x), kernel)
 
@@ -187,8 +199,8 @@ def _counted(g: _Geometry, dim: int, outputs: range, include_padding: bool) -> l
     return [max(min(o * s - p + k, high) - max(o * s - p, low), 1) for o in outputs]
 
 
-def _window_sums(region: Tensor, g: _Geometry, x: Tile) -> Tensor:
-    """Sums over windows. Uncut dimensions get their padding, and what ceil_mode adds, here."""
+def _window_sums(region: Tensor, g: _Geometry, x: Tile, divisor: int = 1) -> Tensor:
+    """Sums over windows, divided. Uncut dimensions are padded here, for ceil_mode too."""
     count = len(g.kernel)
     cut = x.placement.cut_dims
     for dim in range(-count, 0):
@@ -202,11 +214,11 @@ def _window_sums(region: Tensor, g: _Geometry, x: Tile) -> Tensor:
                 region = F.pad(region, sides)
     if count == 1:
         sums = F.avg_pool2d(
-            region.unsqueeze(-2), (1, g.kernel[0]), (1, g.stride[0]), divisor_override=1
+            region.unsqueeze(-2), (1, g.kernel[0]), (1, g.stride[0]), divisor_override=divisor
         )
         return sums.squeeze(-2)
     pool = F.avg_pool2d if count == 2 else F.avg_pool3d
-    return pool(region, g.kernel, g.stride, divisor_override=1)
+    return pool(region, g.kernel, g.stride, divisor_override=divisor)
 
 
 @spatial_op(*named("lp_pool1d", "lp_pool2d", "lp_pool3d"))

@@ -32,7 +32,10 @@ def negative_dims(tile: Tile, dim: Dims) -> tuple[int, ...]:
     dims = tuple(dim) if isinstance(dim, Sequence) else (index(dim),)
     if any(not -n <= d < n for d in dims):
         raise IndexError(f"dimensions {dims} of a tensor with {n} dimensions")
-    return tuple(sorted({d - n if d >= 0 else d for d in dims}))
+    negative = sorted({d - n if d >= 0 else d for d in dims})
+    if len(negative) != len(dims):
+        raise RuntimeError(f"a dimension appears more than once in {dims}")
+    return tuple(negative)
 
 
 def is_cut(tile: Tile, dims: Sequence[int]) -> bool:
@@ -135,8 +138,10 @@ def mean(
 
 
 @spatial_op(*named("count_nonzero"))
-def count_nonzero(func: Any, input: Tile, dim: Dims = None) -> Tensor:
-    return (input != 0).sum(negative_dims(input, dim))
+def count_nonzero(func: Any, input: Tile, *dims: Any, dim: Dims = None) -> Tensor:
+    """Dimensions may be given one by one."""
+    given = dim if not dims else dims[0] if len(dims) == 1 else dims
+    return (input != 0).sum(negative_dims(input, given))
 
 
 @spatial_op(*named("var", "std"))
@@ -166,16 +171,23 @@ def _variance(
     dims = negative_dims(x, dim)
     if correction is None:
         correction = 1 if unbiased is None or unbiased else 0
-    centre: Tensor = x.mean(dims, keepdim=True)
+    wide = widened(x)
+    centre: Tensor = wide.mean(dims, keepdim=True)
     degrees = max(count_of(x, dims) - correction, 0)
-    deviation: Tensor = x - centre
+    deviation: Tensor = wide - centre
     if x.is_complex():
         deviation = deviation.abs()
     squares: Tensor = deviation.square().sum(dims, keepdim=keepdim)
     value = squares / degrees if degrees else squares * inf
     if "std" in func.__name__:
         value = safe_root(value)
-    return value, centre if keepdim else centre.squeeze(dims)
+    centre = centre if keepdim else centre.squeeze(dims)
+    return (value, centre) if wide is x else (value.to(x.dtype), centre.to(x.dtype))
+
+
+def widened(x: Tile) -> Tile:
+    """Half precision as float32: squares and sums of it overflow and round too early."""
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x  # type: ignore[return-value]
 
 
 def safe_root(x: Tensor) -> Tensor:

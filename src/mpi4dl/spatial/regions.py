@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NoReturn
 
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..comm.exchange import transfer
 from ..geometry import Box, Interval, Layout, Transfer, WholeWindow, Window
 from .placement import Placement
-from .registry import refuse
+from .registry import FUSING, refuse
 from .tile import Tile, alias, wrap
 
 Windows = tuple[tuple[int, Window], ...]  # (negative tensor dimension, window)
@@ -89,9 +90,17 @@ def windowed(
     fill: float = 0.0,
 ) -> Tile:
     """Fetch, compute, crop. `kernel` pads nothing in the dimensions that have a window."""
+    fusing = FUSING.get()
+    if fusing is not None and (out := fusing.windowed(tile, windows, kernel, fill)) is not None:
+        return out
     p = plan(tile.placement, windows)
-    out = kernel(fetch(tile, p.moves, fill), p)
-    for dim in p.empty:
+    region = fetch(tile, p.moves, fill)
+    # Many kernels refuse a tensor without channels, which only some of the ranks may have.
+    around = [d for d in range(-region.ndim, 0) if region.shape[d] == 0 and d not in dict(windows)]
+    for dim in around:
+        region = F.pad(region, [0, 0] * (-dim - 1) + [0, 1])
+    out = kernel(region, p)
+    for dim in (*p.empty, *around):
         out = out.narrow(dim, 0, 0)
     return wrap(alias(out), p.placement)
 

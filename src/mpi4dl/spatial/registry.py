@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Iterator
-from types import FrameType
+from contextvars import ContextVar
+from types import BuiltinFunctionType, FrameType, MethodDescriptorType
 from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch import nn
+from torch._C._functorch import TransformType
 
 from ..errors import UnsupportedOperator
 
@@ -16,6 +19,14 @@ Handler = Callable[..., Any]
 H = TypeVar("H", bound=Handler)
 
 HANDLERS: dict[Any, Handler] = {}
+
+FUSING: ContextVar[Any] = ContextVar("mpi4dl_fusing", default=None)
+"""The group of layers that runs with fused halos (`fused_halo.py`), if any."""
+
+TILE_FIRST: dict[Handler, str] = {}
+"""Handlers whose first operand is annotated as a `Tile`, and how that operand is called."""
+
+_transform = torch._C._functorch.peek_interpreter_stack
 
 no_intercept = torch._C.DisableTorchFunctionSubclass
 """Inside this context functions see a tile as the plain local tensor that it is."""
@@ -32,10 +43,14 @@ def spatial_op(*functions: Any) -> Callable[[H], H]:
 
     The handler gets the arguments of the call. `tile.to_local()` is this rank's part;
     `mpi4dl.wrap(local, placement)` makes a tile of a result. A handler must take the same
-    decisions on every rank, or the ranks wait for each other.
+    decisions on every rank, or the ranks wait for each other. Where its first operand is
+    annotated `x: Tile`, calls with a plain tensor there (and a tile elsewhere) are refused.
     """
 
     def register(handler: H) -> H:
+        for operand in list(inspect.signature(handler).parameters.values())[1:2]:
+            if str(getattr(operand.annotation, "__name__", operand.annotation)) == "Tile":
+                TILE_FIRST[handler] = operand.name
         for function in functions:
             HANDLERS[function] = handler
         return handler
@@ -57,6 +72,37 @@ def named(*names: str) -> Iterator[Any]:
 def spatial_op_named(*names: str) -> Callable[[H], H]:
     """`spatial_op` for all functions and methods of these names."""
     return spatial_op(*named(*names))
+
+
+def answer(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, tile: type) -> Any:
+    """What the rule for `func` makes of this call, in which there is a `tile` somewhere."""
+    handler = HANDLERS.get(func)
+    if handler is None:
+        unsupported(func)
+    if _transform() is not None and _transform().key() == TransformType.Vmap:
+        refuse(func, "it is called inside torch.vmap", "Make the batch a dimension of operators")
+    kwargs = _by_their_names(func, kwargs) if kwargs else {}
+    first = TILE_FIRST.get(handler)
+    if first is not None and not isinstance(args[0] if args else kwargs.get(first), tile):
+        refuse(
+            func,
+            "its first operand is a plain tensor, which every rank holds whole, and another one is "
+            "a tile",
+            "Make the first a tile with mpi4dl.shard, or gather the other with .full_tensor()",
+        )
+    group = FUSING.get()
+    if group is not None:
+        return group.run(func, handler, args, kwargs)
+    return handler(func, *args, **kwargs)
+
+
+def _by_their_names(func: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """PyTorch's names for arguments that may also be given by NumPy's; and no `out`."""
+    if kwargs.get("out") is not None:
+        refuse(func, "out= cannot be a tile's memory", "Use the returned tile")
+    if isinstance(func, (BuiltinFunctionType, MethodDescriptorType)):
+        kwargs = {{"axis": "dim", "keepdims": "keepdim"}.get(k, k): v for k, v in kwargs.items()}
+    return {k: v for k, v in kwargs.items() if k != "out"}
 
 
 def current_module() -> str:

@@ -112,7 +112,8 @@ def interpolate(
     recompute_scale_factor: bool | None = None,
     antialias: bool = False,
 ) -> Tensor:
-    manner = Manner(mode, align_corners, antialias, input.ndim, input.dtype, input.device)
+    device = torch.device("cpu") if input.device.type == "meta" else input.device
+    manner = Manner(mode, align_corners, antialias, input.ndim, input.dtype, device)
     shape = tuple(input.shape)
     call = Call(manner, shape, _frozen(size), _frozen(scale_factor), recompute_scale_factor)
     out = _output_shape(call)

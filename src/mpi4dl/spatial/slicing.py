@@ -176,7 +176,8 @@ def split(func: Any, tensor: Tile, *args: Any, dim: int = 0, **kwargs: Any) -> t
 
 @spatial_op_named("hsplit", "vsplit", "dsplit")
 def split_by_name(func: Any, input: Tile, *args: Any, **kwargs: Any) -> tuple[Tile, ...]:
-    (how,) = args if args else kwargs.values()
+    given = args if args else tuple(kwargs.values())
+    how = given[0] if len(given) == 1 else given
     func(on_meta(input), how)
     dim = {"hsplit": 1 if input.ndim > 1 else 0, "vsplit": 0, "dsplit": 2}[func.__name__]
     return torch.tensor_split(input, how, dim)  # type: ignore[return-value]

@@ -21,10 +21,7 @@ from ..errors import LayoutMismatch
 from ..geometry import Box, Layout, Transfer
 from .agree import check_same_on_all_ranks
 from .placement import Placement, ordered
-from .registry import HANDLERS, no_intercept, unsupported
-
-_NUMPY_NAMES = {"axis": "dim", "keepdims": "keepdim"}
-"""PyTorch's compiled functions take these names too, and hand them on as they were given."""
+from .registry import answer, no_intercept
 
 
 class Tile(torch.Tensor):
@@ -33,20 +30,19 @@ class Tile(torch.Tensor):
     placement: Placement
     """How this tile's dimensions relate to its layout, and over which ranks."""
 
+    held: Box | None = None
+    """Inside a group of layers with fused halos: the box that is really held, margin included."""
+
+    value: tuple[Any, int] = (None, -1)
+    """Inside such a group: the group, and which of its values this is."""
+
     @staticmethod
     def __new__(cls, *args: Any, **kwargs: Any) -> Tile:
         raise TypeError("make tiles with mpi4dl.shard(x, grid=...) or Tile.from_local(x, layout)")
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        handler = HANDLERS.get(func)
-        if handler is None:
-            unsupported(func)
-        if not kwargs:
-            return handler(func, *args)
-        if not _NUMPY_NAMES.keys().isdisjoint(kwargs) and not hasattr(func, "__code__"):
-            kwargs = {_NUMPY_NAMES.get(name, name): value for name, value in kwargs.items()}
-        return handler(func, *args, **kwargs)
+        return answer(func, args, kwargs, Tile)
 
     @staticmethod
     def from_local(
@@ -81,10 +77,12 @@ class Tile(torch.Tensor):
 
     def to_local(self) -> Tensor:
         """This rank's region as a plain tensor, differentiable. Shares memory with the tile."""
-        return alias(self)
+        return alias(settled(self))
 
     def full_tensor(self) -> Tensor:
         """The whole tensor on every rank, differentiable: the one operation that gathers."""
+        if self.held is not None:
+            return settled(self).full_tensor()
         placement = self.placement
         if placement.joined:
             return _separated(self).full_tensor().reshape(self.global_shape)
@@ -130,6 +128,19 @@ def alias(tensor: Tensor) -> Tensor:
     """The plain tensor with the same data and gradient history."""
     with no_intercept():
         return tensor.as_subclass(torch.Tensor)
+
+
+def settled(tile: Tile) -> Tile:
+    """The tile without the margin that it has inside a group with fused halos."""
+    if tile.held is None:
+        return tile
+    local = alias(tile)
+    box = tile.placement.box
+    for dim, part, held in zip(tile.placement.dims, box, tile.held, strict=True):
+        local = local.narrow(dim, part.start - held.start, part.size)
+    out = wrap(alias(local), tile.placement)
+    out.value = tile.value
+    return out
 
 
 def wrap(local: Tensor, placement: Placement) -> Tile:
@@ -214,6 +225,7 @@ def redistribute(tile: Tile, placement: Placement) -> Tile:
     if tile.placement == placement:
         return tile
     current = tile.placement
+    check_same_ranks(current.comm, placement.comm)
     if current.joined or placement.joined:
         return _redistributed_joined(tile, placement)
     dims = tuple(sorted({*current.dims, *placement.dims}))
@@ -222,6 +234,15 @@ def redistribute(tile: Tile, placement: Placement) -> Tile:
     source, target = (_with_dims(p, dims, shape) for p in (current, placement))
     moves = Transfer(source.layout, target.layout.boxes)
     return wrap(alias(transfer(alias(tile), moves, dims, current.comm)), placement)
+
+
+def check_same_ranks(a: Communicator, b: Communicator) -> None:
+    """Tiles meet on the same ranks only: rank 1 of another group may be somebody else."""
+    if a is not b:
+        raise LayoutMismatch(
+            f"two tiles lie on different groups of ranks ({a!r} and {b!r}): "
+            "shard both over one group, or gather one of them with .full_tensor()"
+        )
 
 
 def _redistributed_joined(tile: Tile, placement: Placement) -> Tile:

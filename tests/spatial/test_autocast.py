@@ -1,0 +1,80 @@
+"""Under autocast every result has the dtype that one process gives it, on every rank."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import mpi4dl
+from mpi4dl.spatial import autocast
+from support.exactness import rand
+from support.ranks import run_ranks
+
+FUNCTIONS = {
+    "sum": lambda x: x.sum(),
+    "sum of rows": lambda x: x.sum(2),
+    "mean": lambda x: x.mean((2, 3)),
+    "softmax over columns": lambda x: x.softmax(3),
+    "log_softmax over channels": lambda x: x.log_softmax(1),
+    "logsumexp": lambda x: x.logsumexp((2, 3)),
+    "norm": lambda x: x.norm(),
+    "vector_norm": lambda x: torch.linalg.vector_norm(x, 3, (2, 3)),
+    "layer_norm": lambda x: F.layer_norm(x, x.shape[1:]),
+    "group_norm": lambda x: F.group_norm(x, 2),
+    "bicubic": lambda x: F.interpolate(x, size=(11, 7), mode="bicubic"),
+    "nearest": lambda x: F.interpolate(x, scale_factor=2),
+    "adaptive average": lambda x: F.adaptive_avg_pool2d(x, 2),
+    "many adaptive averages": lambda x: F.adaptive_avg_pool2d(x, 5),
+    "adaptive maximum": lambda x: F.adaptive_max_pool2d(x, 2),
+    "local_response_norm": lambda x: F.local_response_norm(x, 3),
+}
+
+
+def _device() -> str:
+    return torch.get_default_device().type
+
+
+@pytest.mark.parametrize("grid", [(2, 2), (9, 1)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_dtypes_are_those_of_one_process(name, dtype, grid):
+    x = rand(2, 4, 8, 6, dtype=dtype)
+
+    def value(x):
+        with torch.autocast(_device(), torch.bfloat16):
+            y = FUNCTIONS[name](x)
+        return y.full_tensor() if isinstance(y, mpi4dl.Tile) else y
+
+    expected = value(x)
+    for actual in run_ranks(grid[0] * grid[1], lambda comm: value(mpi4dl.shard(x, grid))):
+        assert actual.dtype == expected.dtype
+        torch.testing.assert_close(actual.float(), expected.float(), rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("how", ["nearest", "reflect", "replicate"])
+def test_padding_where_some_tiles_are_empty(how):
+    """PyTorch pads in float32 under autocast on CPUs, which a rank without pixels must know."""
+    x = rand(1, 2, 5, 6, dtype=torch.bfloat16)
+
+    def value(comm):
+        tile = mpi4dl.shard(x, (7, 1))
+        with torch.autocast(_device(), torch.bfloat16):
+            if how == "nearest":
+                return F.interpolate(tile, scale_factor=2).full_tensor()
+            return F.pad(tile, (1, 2, 1, 1), mode=how).full_tensor()
+
+    results = run_ranks(7, value)
+    assert {r.dtype for r in results} == {results[0].dtype}
+
+
+def test_where_autocast_sums_in_float32_nothing_overflows(monkeypatch):
+    """On GPUs it does; here PyTorch is said to have answered so."""
+    monkeypatch.setattr(autocast, "_dtype_of", lambda *args: torch.float32)
+    x = torch.ones(1, 2, 300, 300, dtype=torch.float16)
+
+    def total(comm):
+        with torch.autocast(_device(), torch.bfloat16):
+            return mpi4dl.shard(x, (2, 1)).sum()
+
+    assert all(t.dtype == torch.float32 and t == 180_000 for t in run_ranks(2, total))

@@ -1,0 +1,49 @@
+"""What a tile says of itself, and what may be put in its place."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import mpi4dl
+from mpi4dl import Tile, shard
+from support.exactness import assert_exact, on_tiles, rand
+from support.ranks import run_ranks
+
+
+@pytest.mark.parametrize("name", ["data", "grad"])
+def test_a_whole_tensor_in_the_place_of_a_tile_is_narrowed(name):
+    whole, other = rand(1, 2, 7, 5, seed=1), mpi4dl.Layout.grid((7, 5), (4, 1))
+
+    def program(comm):
+        tile = shard(rand(1, 2, 7, 5), grid=(2, 2))
+        for value in (whole, shard(whole, grid=(2, 2)), shard(whole, layout=other)):
+            setattr(tile, name, value)
+            assert torch.equal(getattr(tile, name).full_tensor(), whole)
+        with pytest.raises(mpi4dl.UnsupportedOperator, match="in the place of"):
+            setattr(tile, name, rand(1, 2, 4, 3))
+
+    run_ranks(4, program)
+
+
+def test_a_new_tensor_is_not_made_of_a_part():
+    with pytest.raises(mpi4dl.UnsupportedOperator, match="needs the whole"):
+        on_tiles(lambda x: x.new_tensor(x), [rand(1, 2, 8, 8)], (2, 2))
+
+
+def test_the_tile_may_be_named_input():
+    def every(x):
+        return torch.clone(input=x), torch.ones_like(input=x), torch.relu(input=x)
+
+    assert_exact(every, rand(1, 2, 7, 5), grid=(2, 2))
+
+
+def test_a_plain_tensor_takes_the_dtype_of_a_tile_and_stays_plain():
+    def program(comm):
+        tile = shard(rand(1, 2, 7, 5), grid=(2, 2))
+        for cast in (torch.zeros(3).to(tile), torch.zeros(3).type_as(tile)):
+            assert type(cast) is torch.Tensor
+            assert cast.dtype == torch.float64
+        assert isinstance(tile.to(torch.zeros(1)), Tile)
+
+    run_ranks(4, program)
