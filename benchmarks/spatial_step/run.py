@@ -7,7 +7,8 @@ Modes, interleaved round by round (one thread a rank unless it says otherwise):
     one process, 1 thread    the whole image, plain PyTorch
     one process, 2 threads   the same
     tiles                    two ranks with half the image each: mpi4dl
-    tiles, fused             the same with fused halos (where the installed version has them)
+    tiles, fused             the same, every layer of the model (a residual block, a cell) with one
+                             exchange of its own: mpi4dl.FusedHalo
     sync floor               plain PyTorch on half the image, with a 4-byte message wherever tiles
                              exchange something; no halos, no copies, wrong results
     no communication         plain PyTorch on half the image
@@ -104,6 +105,8 @@ def modes(name: str, size: int, comm: Communicator) -> dict[str, tuple[int, Call
     def model(key: str) -> nn.Module:
         torch.manual_seed(0)
         made = MODELS[name]()
+        if key == "fused":
+            return nn.Sequential(*map(mpi4dl.FusedHalo, made.children()))
         return with_syncs(made, comm) if key == "floor" else made
 
     @cache
@@ -120,29 +123,23 @@ def modes(name: str, size: int, comm: Communicator) -> dict[str, tuple[int, Call
         finally:
             torch.set_num_threads(1)
 
-    def tiles() -> float:
+    def tiles(key: str) -> float:
         tile = mpi4dl.Tile.from_local(image(rows), layout)
-        finish = partial(mpi4dl.sync_gradients, model("tiles"), comm)
-        return step(model("tiles"), tile, label, finish)
-
-    def fused() -> float:
-        with mpi4dl.fused_halo():
-            return tiles()
+        finish = partial(mpi4dl.sync_gradients, model(key), comm)
+        return step(model(key), tile, label, finish)
 
     def floor() -> float:
         finish = partial(mpi4dl.sync_gradients, model("floor"), comm)
         return step(model("floor"), image(rows), label, finish)
 
-    table = {
+    return {
         "one process, 1 thread": (1, lambda: threads(1)),
         "one process, 2 threads": (1, lambda: threads(2)),
-        "tiles": (2, tiles),
+        "tiles": (2, lambda: tiles("tiles")),
+        "tiles, fused": (2, lambda: tiles("fused")),
         "sync floor": (2, floor),
         "no communication": (2, lambda: step(model("silent"), image(rows), label, nothing)),
     }
-    if hasattr(mpi4dl, "fused_halo"):
-        table["tiles, fused"] = (2, fused)
-    return table
 
 
 def measure(name: str, size: int, rounds: int, comm: Communicator) -> dict[str, list[float]]:
