@@ -171,7 +171,9 @@ def test_half_precision_and_autocast_where_some_tiles_are_empty(dtype, autocast)
 
     x = rand(2, 3, 5, 6, dtype=dtype)
     expected = every(x, labels)
-    results = run_ranks(7, lambda comm: every(mpi4dl.shard(x, (7, 1)), mpi4dl.shard(labels, (7, 1))))
+    results = run_ranks(
+        7, lambda comm: every(mpi4dl.shard(x, (7, 1)), mpi4dl.shard(labels, (7, 1)))
+    )
     for values in results:
         for actual, wanted in zip(values, expected, strict=True):
             assert actual.dtype == wanted.dtype
@@ -196,3 +198,12 @@ def test_a_wrong_weight_is_an_error_also_where_a_rank_has_no_pixels():
 
     x, labels = rand(1, 3, 5, 6, dtype=torch.float32), torch.zeros(1, 5, 6).long()
     assert all("weight" in message for message in run_ranks(7, program))
+
+
+def test_losses_that_take_numbers_for_reductions_are_refused():
+    def program(comm):
+        tile = mpi4dl.shard(rand(2, 3, 4, 4), (2, 2))
+        with pytest.raises(mpi4dl.UnsupportedOperator, match="nn.functional.kl_div"):
+            torch.kl_div(tile, tile, 1)
+
+    run_ranks(4, program)

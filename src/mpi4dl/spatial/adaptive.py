@@ -220,11 +220,12 @@ def _best_in(
 
 
 @spatial_op(
+    torch.adaptive_max_pool1d,  # which has no other form
     *named(
         "adaptive_max_pool1d_with_indices",
         "adaptive_max_pool2d_with_indices",
         "adaptive_max_pool3d_with_indices",
-    )
+    ),
 )
 def adaptive_max_with_indices(func: Any, *args: Any, **kwargs: Any) -> Any:
     refuse(func, "indices into the whole image are not kept on tiles", "Use return_indices=False")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from .elementwise import placed_together
@@ -105,7 +106,10 @@ def along_dimension(func: Any, input: Tile, *args: Any, **kwargs: Any) -> Any:
     ):
         refuse(func, "its operands lie differently", "Use tiles of the same layout")
     with no_intercept():
-        result = func(input, *args, **kwargs)
+        if func.__name__ == "quantile" and not input.numel():
+            result = _quantile_of_nothing(func, alias(input), negative, *args, **kwargs)
+        else:
+            result = func(input, *args, **kwargs)
         first = result if isinstance(result, Tensor) else result[0]
         rest: Placement | None = placement
         gone = first.ndim < input.dim()
@@ -118,6 +122,18 @@ def along_dimension(func: Any, input: Tile, *args: Any, **kwargs: Any) -> Any:
     if isinstance(result, Tensor):
         return tiled(result)
     return type(result)([tiled(value) for value in result])
+
+
+def _quantile_of_nothing(func: Any, local: Tensor, dim: int, *args: Any, **kwargs: Any) -> Tensor:
+    """PyTorch refuses tensors without values, which only some of the ranks may have."""
+    empty = [d for d in range(-local.ndim, 0) if not local.shape[d]]
+    for d in empty:
+        local = F.pad(local, [0, 0] * (-d - 1) + [0, 1])
+    result: Tensor = func(local, *args, **kwargs)
+    for d in empty:
+        gone = d < dim and result.ndim < local.ndim
+        result = result.narrow(d + gone, 0, 0)
+    return result
 
 
 @spatial_op(*named("cosine_similarity"))

@@ -316,7 +316,8 @@ def _boxes_move(tile: Tile, target: Shape) -> bool:
 def reshape_as(func: Any, input: Tensor, other: Tensor) -> Tensor:
     if not isinstance(input, Tile):
         return input.reshape(other.shape)
-    return reshaped(func, input, _target(torch.reshape, tuple(input.shape), tuple(other.shape)))
+    target = _target(torch.reshape, tuple(input.shape), tuple(other.shape))
+    return (input.view if func.__name__ == "view_as" else input.reshape)(target)
 
 
 @spatial_op_named("squeeze_", "as_strided", "as_strided_", "resize_", "resize_as_", "set_")

@@ -7,7 +7,7 @@ differently, of the weight) makes the loss that one process would compute, on ev
 from __future__ import annotations
 
 import sys
-from types import FrameType
+from types import BuiltinFunctionType, FrameType
 from typing import Any
 
 import torch
@@ -176,6 +176,12 @@ _POINTWISE = (
 @spatial_op(*named(*_POINTWISE))
 def pointwise_loss(func: Any, *args: Any, **kwargs: Any) -> Tensor:
     """Per element on the own part, then the mean or sum over the whole image."""
+    if isinstance(func, BuiltinFunctionType):
+        refuse(
+            func,
+            "it takes its reduction as a number",
+            f"Call torch.nn.functional.{func.__name__}",
+        )
     if any(isinstance(a, str) for a in args):
         refuse(func, "its reduction is given by position", "Name it: reduction=...")
     if func is F.l1_loss and _weight_was_dropped():
