@@ -124,7 +124,7 @@ def _from_parts(
 def adaptive_max(
     func: Any, input: Tile, output_size: OutputSize, return_indices: bool = False
 ) -> Tensor:
-    if return_indices:
+    if return_indices or func is torch.adaptive_max_pool1d:  # which has no other form
         adaptive_max_with_indices(func)
     before, after = _sizes(func, input, output_size)
     dims = tuple(range(-len(before), 0))
@@ -220,7 +220,6 @@ def _best_in(
 
 
 @spatial_op(
-    torch.adaptive_max_pool1d,  # which has no other form
     *named(
         "adaptive_max_pool1d_with_indices",
         "adaptive_max_pool2d_with_indices",
