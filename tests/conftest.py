@@ -13,6 +13,7 @@ import torch
 from support.exactness import TALLY
 
 torch.set_num_threads(1)
+torch.manual_seed(0)  # for modules that are made while tests are collected, on every rank alike
 # On a machine with a GPU: MPI4DL_BACKEND=gloo MPI4DL_TEST_DEVICE=cuda torchrun ... -m pytest
 # (threads as ranks cannot run backward on a GPU, whose autograd nodes share one thread).
 torch.set_default_device(os.environ.get("MPI4DL_TEST_DEVICE", "cpu"))

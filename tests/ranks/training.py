@@ -123,6 +123,12 @@ def check_errors() -> None:
         mpi4dl.shard(torch.zeros(1, 3, 12, 12), grid=(comm.size + 1, 1))
     with pytest.raises(mpi4dl.UnsupportedOperator, match="fft"):
         torch.fft.fft2(mpi4dl.shard(torch.zeros(1, 3, 12, 12), grid=(comm.size, 1)))
+    torch.manual_seed(comm.rank)
+    model = nn.Conv2d(3, 2, 3)
+    model(mpi4dl.shard(torch.zeros(1, 3, 12, 12), grid=(comm.size, 1))).sum().backward()
+    with pytest.raises(mpi4dl.LayoutMismatch, match="different values in 2 parameters, weight"):
+        mpi4dl.sync_gradients(model)
+    torch.manual_seed(0)
     local = torch.full(layout.boxes[comm.rank].shape, float(comm.rank))
     tile = mpi4dl.Tile.from_local(local, layout)
     assert tile.shape == (12, 12)
@@ -131,6 +137,8 @@ def check_errors() -> None:
 
 def main() -> None:
     comm = mpi4dl.init()
+    drawn = comm.all_gather(torch.rand(4))
+    assert all(torch.equal(d, drawn[0]) for d in drawn), "unseeded ranks must start in step"
     count = 0
     for ddp in (False, True):
         for reduction in ("mean", "sum"):

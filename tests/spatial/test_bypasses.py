@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import mpi4dl
-from support.exactness import rand
+from mpi4dl.spatial.registry import HANDLERS
+from support.exactness import assert_exact, on_tiles, rand
 from support.ranks import run_ranks
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
@@ -49,3 +50,32 @@ def test_models_that_are_scripted_or_traced_refuse_tiles():
                 module(mpi4dl.shard(rand(2, 3, 6, 6), (2, 2)))
 
     run_ranks(4, program)
+
+
+class Swish(torch.autograd.Function):
+    """As memory-saving activations in other people's models are written."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * torch.sigmoid(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        s = torch.sigmoid(x)
+        return grad * (s * (1 + x * (1 - s)))
+
+
+def test_custom_autograd_functions_are_refused_until_they_have_a_rule():
+    with pytest.raises(mpi4dl.UnsupportedOperator, match=r"Swish.*spatial_op\(Swish\)"):
+        on_tiles(Swish.apply, [rand(1, 2, 8, 8)], (2, 1))
+
+    @mpi4dl.spatial_op(Swish)
+    def swish(func, x):
+        return mpi4dl.wrap(func.apply(x.to_local()), x.placement)
+
+    try:
+        assert_exact(Swish.apply, rand(1, 2, 7, 9), grid=(2, 2))
+    finally:
+        del HANDLERS[Swish]

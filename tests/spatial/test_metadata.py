@@ -47,3 +47,20 @@ def test_a_plain_tensor_takes_the_dtype_of_a_tile_and_stays_plain():
         assert isinstance(tile.to(torch.zeros(1)), Tile)
 
     run_ranks(4, program)
+
+
+WRITES = {
+    "view_as": lambda x: x.view_as(torch.empty(2, 3, 3, 3, 6)).mul_(2),
+    "detach": lambda x: x.view(2, 3, 3, 3, 6).detach().mul_(2),
+    "data": lambda x: x.view(2, 3, 3, 3, 6).data.zero_(),
+    "a view of the view": lambda x: x.view(2, 3, 3, 3, 6)[0].add_(1),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_writing_through_what_shares_the_memory_of_a_copied_view_is_refused(name):
+    def program(comm):
+        with pytest.raises(mpi4dl.UnsupportedOperator, match="had to move"):
+            WRITES[name](mpi4dl.shard(rand(2, 3, 9, 6), (2, 2)) * 1)
+
+    run_ranks(4, program)

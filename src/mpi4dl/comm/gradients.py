@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from weakref import WeakSet
+
 import torch
 from torch import Tensor, nn
 
+from ..errors import LayoutMismatch
 from .communicator import Communicator
 from .launch import communicator
 
 _BUCKET_BYTES = 25 * 2**20
+_checked: WeakSet[nn.Module] = WeakSet()
 
 
 def sync_gradients(model: nn.Module, comm: Communicator | None = None) -> None:
@@ -24,6 +28,9 @@ def sync_gradients(model: nn.Module, comm: Communicator | None = None) -> None:
     parameters = [p for p in model.parameters() if p.requires_grad]
     if not parameters:
         return
+    if model not in _checked:
+        _check_same_parameters(model, comm)
+        _checked.add(model)
     # Ranks may differ in which parameters took part (a branch taken on some); all must agree.
     present = torch.tensor(
         [p.grad is not None for p in parameters], dtype=torch.int32, device=parameters[0].device
@@ -38,6 +45,21 @@ def sync_gradients(model: nn.Module, comm: Communicator | None = None) -> None:
         flat /= comm.size
         for gradient, part in zip(bucket, flat.split([g.numel() for g in bucket]), strict=True):
             gradient.copy_(part.view_as(gradient))
+
+
+def _check_same_parameters(model: nn.Module, comm: Communicator) -> None:
+    """Ranks train one model: different weights would average gradients of different functions."""
+    with torch.no_grad():
+        sums = torch.stack([p.double().sum() for p in model.parameters()])
+    everyone = comm.all_gather(sums)
+    differ = (everyone != everyone[0]).any(0) & ~everyone.isnan().all(0)
+    names = [n for (n, _), d in zip(model.named_parameters(), differ.tolist(), strict=True) if d]
+    if names:
+        raise LayoutMismatch(
+            f"the ranks have different values in {len(names)} parameters, {names[0]} first. Call "
+            "mpi4dl.init() or torch.manual_seed(...) alike on every rank before the model is made, "
+            "or load the same state_dict on all"
+        )
 
 
 def _buckets(gradients: list[Tensor]) -> list[list[Tensor]]:

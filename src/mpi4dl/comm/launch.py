@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import hashlib
 import os
 
 import torch
@@ -21,6 +22,7 @@ def init(backend: str | None = None) -> Communicator:
 
     Under `torchrun` the group has all its ranks. Without a launcher there is one rank and no
     process group. Calling it twice, or after `torch.distributed.init_process_group`, is fine.
+    Ranks whose random numbers differ get rank 0's seed, so that models start alike.
 
     `backend` (or the variable MPI4DL_BACKEND) is NCCL where there are GPUs, one for each rank, and
     Gloo otherwise. Over Gloo, tensors on a GPU pass through the host's memory; several ranks may
@@ -29,7 +31,7 @@ def init(backend: str | None = None) -> Communicator:
     backend = backend or os.environ.get("MPI4DL_BACKEND")
     present = [name for name in _LAUNCHER_VARIABLES if name in os.environ]
     if is_available() or not present:
-        return communicator()
+        return _in_step(communicator())
     missing = [name for name in _LAUNCHER_VARIABLES if name not in os.environ]
     if missing:
         raise LaunchError(
@@ -43,7 +45,24 @@ def init(backend: str | None = None) -> Communicator:
         _bind_gpu(int(os.environ.get("LOCAL_RANK", os.environ["RANK"])))
     dist.init_process_group(backend or ("nccl" if use_cuda else "gloo"))
     atexit.register(shutdown)
-    return communicator()
+    return _in_step(communicator())
+
+
+def _in_step(comm: Communicator) -> Communicator:
+    """Give all ranks the random numbers of rank 0, unless they have the same anyway.
+
+    A process without a seed draws one of its own, and every rank would start from other weights.
+    """
+    if comm.size == 1 or override() is not None:
+        return comm
+    state = hashlib.sha256(torch.get_rng_state().numpy().tobytes()).digest()[:8]
+    seed = torch.initial_seed() % 2**63
+    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+    mine = torch.tensor([int.from_bytes(state[:7], "big"), seed], device=device)
+    states, seeds = comm.all_gather(mine).cpu().unbind(1)
+    if len(set(states.tolist())) > 1:
+        torch.manual_seed(int(seeds[0]))
+    return comm
 
 
 def _bind_gpu(local_rank: int) -> None:

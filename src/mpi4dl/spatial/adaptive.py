@@ -50,6 +50,8 @@ def _sizes(func: Any, x: Tile, output_size: OutputSize) -> tuple[tuple[int, ...]
             f"{func.__name__} to the size {asked} of a tensor of {tuple(x.global_shape)}: it is "
             f"for {count} dimensions, with or without a batch"
         )
+    if not all(before):
+        raise GeometryError(f"{func.__name__} of an image without pixels: {tuple(x.global_shape)}")
     after = tuple(n if m is None else int(m) for n, m in zip(before, asked, strict=True))
     check_output(func.__name__, before, after)
     return before, after

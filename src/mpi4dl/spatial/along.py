@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .elementwise import placed_together
 from .placement import Placement
-from .reductions import Dims, is_cut, negative_dims, widened
+from .reductions import Dims, count_of, is_cut, negative_dims, widened
 from .registry import named, no_intercept, refuse, spatial_op
 from .tile import Tile, alias, wrap
 
@@ -20,8 +20,10 @@ def logsumexp(func: Any, input: Tile, dim: Dims, keepdim: bool = False) -> Tenso
     dims = negative_dims(input, dim)
     floating = input.is_floating_point()
     x: Any = widened(input) if floating else input.to(torch.get_default_dtype())
-    top = x.detach().amax(dims, keepdim=True)
-    top = torch.where(top.isfinite(), top, torch.zeros_like(top))
+    top: Any = 0
+    if count_of(x, dims):
+        top = x.detach().amax(dims, keepdim=True)
+        top = torch.where(top.isfinite(), top, torch.zeros_like(top))
     value: Tensor = (x - top).exp().sum(dims, keepdim=True).log() + top
     value = value.to(input.dtype) if floating else value
     return value if keepdim else value.squeeze(dims)

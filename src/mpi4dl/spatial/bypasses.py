@@ -2,7 +2,9 @@
 
 Scripted functions, `torch.vmap` and `torch.func.grad` take the memory of their arguments as it is.
 They would compute with this rank's part as if it were the whole, so they are wrapped: what they
-do with other tensors is unchanged.
+do with other tensors is unchanged. So are autograd functions that are neither
+PyTorch's nor ours: their backward would mix local gradients with sizes and saved tensors of the
+whole image.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from typing import Any
 import torch
 from torch._functorch import eager_transforms, vmap
 
-from .registry import refuse
+from .registry import HANDLERS, refuse
 from .tile import Tile
 
 
@@ -58,3 +60,23 @@ _wrap(
     "torch.func.functionalize",
     "Call the function itself",
 )
+
+_apply = torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]
+
+
+def _checked_apply(cls: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
+    foreign = not cls.__module__.startswith(("torch.", "mpi4dl."))
+    if foreign and any(isinstance(value, Tile) for value in (*args, *kwargs.values())):
+        handler = HANDLERS.get(cls)
+        if handler is not None:
+            return handler(cls, *args, **kwargs)
+        refuse(
+            f"{cls.__module__}.{cls.__qualname__}",
+            "the backward of a custom autograd function sees this rank's gradients only",
+            "Use the operators that it stands for, or give it a rule of its own: "
+            f"@mpi4dl.spatial_op({cls.__qualname__})",
+        )
+    return _apply(cls, *args, **kwargs)
+
+
+torch.autograd.Function.apply = classmethod(_checked_apply)  # type: ignore[assignment]

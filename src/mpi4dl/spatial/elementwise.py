@@ -128,11 +128,19 @@ def elementwise(func: Any, *args: Any, **kwargs: Any) -> Any:
     return wrap(out, placement)
 
 
+def severance(tile: Tensor) -> str:
+    """Why writing to the tile would miss the tensor that it should be a view of; '' if it is one.
+
+    The note is on the tensor that owns the memory, so that views have it too.
+    """
+    with no_intercept():
+        memory = tile if tile._base is None else tile._base
+    return getattr(memory, "severed", "")
+
+
 def check_not_severed(func: Any, target: Tile) -> None:
     """Writing to what had to become a copy would silently miss the tensor it was a view of."""
-    with no_intercept():
-        memory = target if target._base is None else target._base
-    severed: str = getattr(memory, "severed", "")
+    severed = severance(target)
     if severed:
         refuse(func, severed, "Write out of place, or use reshape instead of view")
 

@@ -133,7 +133,12 @@ def max_(func: Any, input: Any, *args: Any, **kwargs: Any) -> Any:
 @spatial_op(*named("any", "all"))
 def any_(func: Any, input: Tile, dim: Dims = None, keepdim: bool = False) -> Tensor:
     dims = negative_dims(input, dim)
-    value = _extreme(func, input != 0, dims, keepdim, func.__name__ == "any")
+    true: Tensor = input != 0
+    if is_cut(input, dims):
+        value = _extreme(func, true, dims, keepdim, func.__name__ == "any")
+    else:  # of no values too
+        local = getattr(alias(true), func.__name__)(dims, keepdim=True)
+        value = reduced_locally(local, input.placement, dims, keepdim)
     # PyTorch answers in bytes for bytes.
     return value.to(torch.uint8) if input.dtype == torch.uint8 else value
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .elementwise import aligned, check_not_severed
+from .elementwise import aligned, check_not_severed, severance
 from .registry import function_name, named, no_intercept, refuse, spatial_op, spatial_op_named
 from .tile import Tile, alias, wrap
 
@@ -90,7 +90,9 @@ def set_grad(func: Any, tile: Tile, value: Tensor | None) -> None:
 @spatial_op(*_properties(["data"], "__get__"))
 def data(func: Any, tile: Tile) -> Tile:
     with no_intercept():
-        return wrap(alias(func(tile)), tile.placement)
+        owner = func(tile)
+    owner.severed = severance(tile)
+    return wrap(alias(owner), tile.placement)
 
 
 @spatial_op_named(
@@ -112,6 +114,8 @@ def stored_differently(func: Any, *args: Any, **kwargs: Any) -> Any:
         return out
     if isinstance(out, Tile) or not isinstance(first, Tile):
         return out  # unchanged, or a plain tensor cast to a tile's dtype
+    if func.__name__ == "detach":  # shares the memory, and autograd forgets that it does
+        out.severed = severance(tile)  # type: ignore[attr-defined]
     return wrap(out, tile.placement)
 
 

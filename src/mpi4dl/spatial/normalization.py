@@ -155,7 +155,7 @@ def batch_norm(
 ) -> Tensor:
     _check_channels(func, input)
     _check_affine((input.shape[1],), weight, bias)
-    if not training or not input.placement.is_cut:
+    if not training or not input.placement.is_cut or not input.numel():
         local = F.batch_norm(
             alias(input), running_mean, running_var, weight, bias, training, momentum, eps
         )
@@ -298,7 +298,7 @@ def group_norm(
         raise ValueError(f"{shape[1]} channels cannot form {num_groups} groups")
     _check_affine((shape[1],), weight, bias)
     dims = tuple(range(2 - n, 0))
-    if not is_cut(input, dims):
+    if not is_cut(input, dims) or not input.numel():
         return wrap(F.group_norm(alias(input), num_groups, weight, bias, eps), input.placement)
     if -n in input.placement.cut_dims:
         return _mixed(input, num_groups, weight, bias, eps)

@@ -26,6 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..errors import GeometryError
 from ..geometry import Interval
 from .regions import WindowPlan, check_ordinary, windowed, windows_for
 from .registry import refuse, spatial_op
@@ -75,6 +76,8 @@ class Call:
 def _output_shape(call: Call) -> tuple[int, ...]:
     """The global shape of the result; or PyTorch's own error, the same on every rank."""
     manner = call.manner
+    if 0 in call.shape[2:]:
+        raise GeometryError(f"an image without pixels cannot be resized: {call.shape}")
     out = call(torch.empty(call.shape, dtype=manner.dtype, device="meta"))
     # Whether there is a kernel for the dtype shows only on the device itself.
     pixel = torch.zeros([1] * manner.ndim, dtype=manner.dtype, device=manner.device)
