@@ -12,10 +12,12 @@ from torch import Tensor
 
 from ..errors import GeometryError
 from ..geometry import SlidingWindow, check_output, pool_size
+from .borders import borders, fits_tiles
 from .convolution import Sizes, per_dimension
-from .regions import WindowPlan, Windows, check_ordinary, windowed, windows_for
-from .registry import named, refuse, spatial_op
-from .tile import Tile
+from .halo_pool import AverageKernel, MaxKernel, PoolKernel, counted, pool, rounded_down, rounded_up
+from .regions import WindowPlan, Windows, check_ordinary, plan, windowed, windows_for
+from .registry import FUSING, named, refuse, spatial_op
+from .tile import Tile, alias, wrap
 
 
 class _Geometry:
@@ -38,6 +40,7 @@ class _Geometry:
         self.stride = per_dimension(stride, count) if stride not in (None, (), []) else self.kernel
         self.padding = per_dimension(padding, count)
         self.dilation = per_dimension(dilation, count)
+        self.ceil_mode = ceil_mode
         self.sizes = tuple(x.shape[-count:])
         numbers = (*self.kernel, *self.stride, *self.dilation)
         if any(number < 1 for number in numbers) or any(p < 0 for p in self.padding):
@@ -70,6 +73,21 @@ class _Geometry:
         cut = x.placement.cut_dims
         return [0 if d in cut else values[d] for d in range(-len(values), 0)]
 
+    def overlapping(self, x: Tile, kernel: PoolKernel) -> Tile | None:
+        """The tile pooled while its halo is under way, where that is possible (on all ranks)."""
+        count, placement = len(self.kernel), x.placement
+        if count == 1 or FUSING.get() is not None or not x.is_floating_point():
+            return None
+        windows = self.windows(x)
+        planned = plan(placement, windows)
+        made_of = rounded_up if self.ceil_mode else rounded_down
+        if planned.moves.is_local or not fits_tiles(placement, windows, made_of):
+            return None
+        dims = range(-count, 0)
+        sliding = tuple((d, self.window(d, self.sizes[d], self.outs[d])) for d in dims)
+        around = borders(placement, sliding, x.ndim)
+        return wrap(pool(alias(x), kernel, around, placement.comm), planned.placement)
+
 
 _MAX: dict[int, Callable[..., Any]] = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
 
@@ -91,6 +109,11 @@ def max_pool(
     g = _Geometry(func, input, count, kernel_size, stride, padding, dilation, ceil_mode)
     if input.dtype == torch.bool or input.is_complex():
         raise NotImplementedError(f"{func.__name__} is not implemented for {input.dtype}")
+    overlapping = g.overlapping(
+        input, MaxKernel(g.kernel, g.stride, g.padding, g.dilation, ceil_mode)
+    )
+    if overlapping is not None:
+        return overlapping
     lowest = float("-inf") if input.is_floating_point() else torch.iinfo(input.dtype).min
 
     def kernel(region: Tensor, plan: WindowPlan) -> Tensor:
@@ -171,13 +194,23 @@ def _average(
     from the global position of its outputs.
     """
     g = _Geometry(func, x, count, kernel_size, stride, padding, 1, ceil_mode)
+    overlapping = g.overlapping(
+        x,
+        AverageKernel(
+            g.sizes, g.kernel, g.stride, g.padding, ceil_mode, count_include_pad, divisor
+        ),
+    )
+    if overlapping is not None:
+        return overlapping
 
     def kernel(region: Tensor, plan: WindowPlan) -> Tensor:
         whole = dict(plan.out)
         counts = []
         for dim in range(-count, 0):
             start, stop = (whole[dim].start, whole[dim].stop) if dim in whole else (0, g.outs[dim])
-            counts.append(_counted(g, dim, range(start, max(stop, start + 1)), count_include_pad))
+            outputs = range(start, max(stop, start + 1))
+            size = (g.sizes[dim], g.kernel[dim], g.stride[dim], g.padding[dim])
+            counts.append(counted(*size, outputs, count_include_pad))
         if divisor is not None or all(len(set(c)) == 1 for c in counts):
             common = divisor if divisor is not None else prod(c[0] for c in counts)
             return _window_sums(region, g, x, common)
@@ -190,13 +223,6 @@ def _average(
         return sums.to(region.dtype)
 
     return windowed(x, g.windows(x), kernel)
-
-
-def _counted(g: _Geometry, dim: int, outputs: range, include_padding: bool) -> list[int]:
-    """By how many cells along `dim` each output is divided, in PyTorch's way of counting."""
-    n, k, s, p = g.sizes[dim], g.kernel[dim], g.stride[dim], g.padding[dim]
-    low, high = (-p, n + p) if include_padding else (0, n)
-    return [max(min(o * s - p + k, high) - max(o * s - p, low), 1) for o in outputs]
 
 
 def _window_sums(region: Tensor, g: _Geometry, x: Tile, divisor: int = 1) -> Tensor:
