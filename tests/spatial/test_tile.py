@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import mpi4dl
-from mpi4dl import Layout, Tile, shard
+from mpi4dl import Box, Layout, Tile, shard
 from support.exactness import Constant, assert_exact, on_tiles, rand, relative
 from support.ranks import UNDER_TORCHRUN, run_ranks
 
@@ -281,3 +281,38 @@ def test_wrong_layouts_are_refused_with_both_numbers():
             shard(shard(rand(1, 1, 8, 8), grid=(2, 1)), grid=(2, 1))
 
     run_ranks(2, program)
+
+
+def test_ranks_that_disagree_are_all_told():
+    x = rand(1, 2, 8, 8)
+
+    def program(comm):
+        first = comm.rank == 0
+        calls = [
+            lambda: shard(x, grid=(2, 2) if first else (4, 1)),
+            lambda: shard(x, grid=(2, 2), dims=(2, 3) if first else (1, 2)),
+            lambda: shard(x[0, 0, 0] if first else x, grid=(2, 2)),
+            lambda: Tile.from_local(
+                rand(1, 2, 4, 4),
+                Layout.grid((8, 8), (2, 2)) if first else Layout.from_cuts((8, 8), [(3,), (4,)]),
+            ),
+            lambda: shard(x, layout=Layout((8,), tuple(Box.of((0, 2)) for _ in range(4)))),
+        ]
+        for call in calls:
+            with pytest.raises(mpi4dl.LayoutMismatch):
+                call()
+
+    run_ranks(4, program)
+
+
+def test_dimensions_may_be_counted_from_either_end():
+    x = rand(1, 2, 7, 9)
+    layout = Layout.grid((7, 9), (2, 2))
+
+    def program(comm):
+        part = shard(x, layout=layout, dims=(2, 3)).to_local()
+        tile = Tile.from_local(part, layout, dims=(2, 3))
+        assert tile.placement.dims == (-2, -1)
+        return tile.full_tensor()
+
+    assert all(torch.equal(got, x) for got in run_ranks(4, program))

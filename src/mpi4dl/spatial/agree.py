@@ -9,19 +9,29 @@ from torch import Tensor
 
 from ..comm.communicator import Communicator
 from ..errors import LayoutMismatch
+from .placement import Placement
 
-_TEXT = 160
+_TEXT = 240
 
 
 def check_same_on_all_ranks(
-    what: str, x: Tensor, shape: tuple[int, ...], problem: str, comm: Communicator
+    what: str,
+    x: Tensor,
+    shape: tuple[int, ...],
+    placement: Placement | None,
+    problem: str,
+    comm: Communicator,
 ) -> None:
     """Raise on every rank if a rank has a `problem`, or if the ranks' tensors are not alike.
 
-    One all-gather of a short text: the shape that must agree, the dtype, and whether a gradient
-    is wanted (ranks without one would not take part in backward, and the others would wait).
+    One all-gather of a short text: the shape that must agree, the dtype, whether a gradient is
+    wanted (ranks without one would not take part in backward, and the others would wait), and
+    the number that stands for the layout.
     """
     mine = problem or f"shape {shape}, {x.dtype}, requires_grad={x.requires_grad}"
+    if placement is not None and not problem:
+        size, key = placement.layout.size, hash(placement) & 0xFFFFFFFF
+        mine += f", layout of {size} in dimensions {placement.dims} [{key:08x}]"
     if comm.size == 1:
         if problem:
             raise LayoutMismatch(f"{what}: {problem}")

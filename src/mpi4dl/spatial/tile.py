@@ -7,7 +7,7 @@ whole image. Autograd, autocast, checkpointing and kernels stay PyTorch's own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 from ..comm.communicator import Communicator
 from ..comm.exchange import transfer
 from ..comm.launch import communicator
-from ..errors import LayoutMismatch
+from ..errors import LayoutMismatch, Mpi4dlError
 from ..geometry import Box, Layout, Transfer
 from .agree import check_same_on_all_ranks
 from .placement import Placement, ordered
@@ -59,20 +59,18 @@ class Tile(torch.Tensor):
         on one rank is an error on all.
         """
         comm = communicator(group)
-        axes = len(layout.size)
-        dims = tuple(range(-axes, 0)) if dims is None else tuple(dims)
-        placement = _placement_for(local, layout, dims, comm)
+        placement, problem = _agreed(lambda: _placement_for(local, layout, dims, comm))
+        if placement is not None and placement.local_shape(local.shape) != tuple(local.shape):
+            problem = (
+                f"the local tensor is {tuple(local.shape)} and its box is {placement.box.shape} in "
+                f"the dimensions {placement.dims}"
+            )
         if check:
-            box = placement.box.shape if comm.rank < layout.ranks else ()
-            problem = ""
-            if placement.local_shape(local.shape) != tuple(local.shape):
-                problem = (
-                    f"the local tensor is {tuple(local.shape)} and its box is {box} in the "
-                    f"dimensions {placement.dims}"
-                )
-            others = tuple(n for d, n in enumerate(local.shape, -local.ndim) if d not in dims)
-            check_same_on_all_ranks("Tile.from_local", local, others, problem, comm)
-            layout.check_disjoint()
+            cut = () if placement is None else placement.dims
+            others = tuple(n for d, n in enumerate(local.shape, -local.ndim) if d not in cut)
+            check_same_on_all_ranks("Tile.from_local", local, others, placement, problem, comm)
+        if placement is None or problem:
+            raise LayoutMismatch(f"Tile.from_local: {problem}")
         return wrap(alias(local), placement)
 
     def to_local(self) -> Tensor:
@@ -94,6 +92,7 @@ class Tile(torch.Tensor):
         """The same global tensor in other boxes, differentiable; only what differs is sent."""
         if layout.size != self.layout.size or layout.ranks != self.layout.ranks:
             raise LayoutMismatch(f"{layout} cannot take the place of {self.layout}")
+        layout.check_disjoint()
         return redistribute(self, self.placement.with_layout(layout))
 
     @property
@@ -167,22 +166,33 @@ def shard(
     neither, the most square grid of two dimensions is used.
     """
     comm = communicator(group)
-    if layout is None:
-        layout = _layout_for(x, grid, dims, comm)
-    elif grid is not None:
-        raise LayoutMismatch("give either a grid or a layout, not both")
-    axes = len(layout.size)
-    dims = tuple(range(-axes, 0)) if dims is None else tuple(dims)
-    placement = _placement_for(x, layout, dims, comm)
-    check_same_on_all_ranks("mpi4dl.shard", x, tuple(x.shape), "", comm)
-    if placement.global_shape(x.shape) != tuple(x.shape):
-        raise LayoutMismatch(
-            f"the layout has the size {layout.size} and the tensor is {tuple(x.shape)} "
-            f"in the dimensions {dims}"
-        )
+
+    def place() -> Placement:
+        if layout is not None and grid is not None:
+            raise LayoutMismatch("give either a grid or a layout, not both")
+        chosen = _layout_for(x, grid, dims, comm) if layout is None else layout
+        placement = _placement_for(x, chosen, dims, comm)
+        if placement.global_shape(x.shape) != tuple(x.shape):
+            raise LayoutMismatch(
+                f"the layout has the size {chosen.size} and the tensor is {tuple(x.shape)} "
+                f"in the dimensions {placement.dims}"
+            )
+        return placement
+
+    placement, problem = _agreed(place)
+    check_same_on_all_ranks("mpi4dl.shard", x, tuple(x.shape), placement, problem, comm)
+    assert placement is not None
     part = narrowed(alias(x), placement)
     # A copy of the part: a view would keep the whole image in memory, and not be contiguous.
     return wrap(part.clone() if part.shape != x.shape else part, placement)
+
+
+def _agreed(place: Callable[[], Placement]) -> tuple[Placement | None, str]:
+    """A placement, or what is wrong with it: for all ranks to hear of before one of them raises."""
+    try:
+        return place(), ""
+    except Mpi4dlError as error:
+        return None, str(error)
 
 
 def narrowed(x: Tensor, placement: Placement) -> Tensor:
@@ -198,12 +208,6 @@ def narrowed(x: Tensor, placement: Placement) -> Tensor:
             raise LayoutMismatch(
                 f"a plain tensor of {tuple(x.shape)} beside a tile whose dimension {dim} has "
                 f"{size} cells in the whole image: plain tensors are whole, or broadcast"
-            )
-        if x.shape[dim] != placement.global_sizes[dim]:
-            raise LayoutMismatch(
-                f"a plain tensor of the shape {tuple(x.shape)} beside a tile whose dimension {dim} "
-                f"has the global size {placement.global_sizes[dim]}: it must be the whole tensor, "
-                "as one process would have it"
             )
         if len(factors) == 1:
             part = placement.box[factors[0].axis]
@@ -297,7 +301,10 @@ def _layout_for(
     return Layout.grid(size, grid)
 
 
-def _placement_for(x: Tensor, layout: Layout, dims: Sequence[int], comm: Communicator) -> Placement:
+def _placement_for(
+    x: Tensor, layout: Layout, dims: Sequence[int] | None, comm: Communicator
+) -> Placement:
+    dims = range(-len(layout.size), 0) if dims is None else dims
     if isinstance(x, Tile):
         raise LayoutMismatch(
             "this is a tile already; to change its boxes use tile.redistribute(layout)"
@@ -315,4 +322,5 @@ def _placement_for(x: Tensor, layout: Layout, dims: Sequence[int], comm: Communi
     negative = tuple(d - x.ndim if d >= 0 else d for d in dims)
     if len(set(negative)) != len(negative):
         raise LayoutMismatch(f"the dimensions {tuple(dims)} name one dimension twice")
+    layout.check_disjoint()
     return ordered(layout, negative, comm)
