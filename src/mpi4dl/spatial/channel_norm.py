@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ..comm.communicator import Communicator
-from ..comm.exchange import reduced
 
 _HALF = (torch.bfloat16, torch.float16)
 
@@ -51,7 +50,7 @@ class _ChannelNorm(torch.autograd.Function):
         kind = torch.float32 if x.dtype in _HALF else x.dtype
         own = x if owned is None else x[owned]
         mean, var = _combined(*_own_moments(own.to(kind), over), over)
-        mean_of, var_of = (m.repeat_interleave(over.channels) for m in (mean, var))
+        mean_of, var_of = _of_channels(mean, over), _of_channels(var, over)
         slope, shift = (None if p is None else p.to(kind) for p in (weight, bias))
         out = torch.native_batch_norm(x, slope, shift, mean_of, var_of, False, 0.0, over.eps)[0]
         ctx.save_for_backward(x, weight, mean_of, var_of)
@@ -76,21 +75,39 @@ class _ChannelNorm(torch.autograd.Function):
         if not ctx.needs_input_grad[0]:
             # The others reduce all the same: whether the input wants a gradient is alike on all.
             return None, of_weight, of_bias, None, None
-        slope = torch.ones_like(mean) if weight is None else weight.to(kind)
-        sums = torch.stack([straight * slope, along * slope]).view(2, -1, over.channels).sum(2)
-        shares = reduced(sums, over.comm).div_(over.total).repeat_interleave(over.channels, 1)
-        scale = (var + over.eps).rsqrt()
-        factors = (slope * scale).view(1, -1, *[1] * (x.ndim - 2))
-        by_moments = (
-            -scale.square() * shares[1],
-            scale * (scale * mean * shares[1] - shares[0]),
-        )
+        slope = None if weight is None else weight.to(kind)
+        scale = (var + over.eps).rsqrt_()
+        by_moments = _shares(straight, along, slope, over).mul_(scale).neg_()
+        factor = scale if slope is None else scale.mul_(slope)
+        factor = factor.view(1, -1, *[1] * (x.ndim - 2))
+        # What the moments pass back is affine in the normalised input: one pass, by one kernel.
         if ctx.owned is None:
-            result = _scaled_and_shifted(wide, *by_moments).addcmul_(grad_wide, factors)
+            result = _normalized(wide, by_moments, mean, var, over.eps).addcmul_(grad_wide, factor)
         else:  # a margin is normalised too, but the moments do not depend on it
-            result = grad_wide * factors
-            result[ctx.owned] += _scaled_and_shifted(wide[ctx.owned], *by_moments)
+            result = grad_wide * factor
+            result[ctx.owned] += _normalized(wide[ctx.owned], by_moments, mean, var, over.eps)
         return result.to(x.dtype), of_weight, of_bias, None, None
+
+
+def _shares(straight: Tensor, along: Tensor, slope: Tensor | None, over: Statistics) -> Tensor:
+    """Means over all cells of slope · gradient, and of slope · gradient · normalised input."""
+    sums = torch.stack([straight, along])
+    if slope is not None:  # the same on every rank
+        sums.mul_(slope)
+    if over.channels > 1:
+        sums = sums.view(2, -1, over.channels).sum(2)
+    over.comm.all_reduce(sums)
+    sums.div_(over.total)
+    return sums if over.channels == 1 else sums.repeat_interleave(over.channels, 1)
+
+
+def _normalized(x: Tensor, affine: Tensor, mean: Tensor, var: Tensor, eps: float) -> Tensor:
+    shift, slope = affine.unbind()
+    return torch.native_batch_norm(x, slope, shift, mean, var, False, 0.0, eps)[0]
+
+
+def _of_channels(moment: Tensor, over: Statistics) -> Tensor:
+    return moment if over.channels == 1 else moment.repeat_interleave(over.channels)
 
 
 def _own_moments(x: Tensor, over: Statistics) -> tuple[Tensor, Tensor]:
@@ -102,31 +119,25 @@ def _own_moments(x: Tensor, over: Statistics) -> tuple[Tensor, Tensor]:
 
 def _combined(mean: Tensor, var: Tensor, over: Statistics) -> tuple[Tensor, Tensor]:
     """Moments of a group of channels over all ranks, from those of each channel on each rank."""
-    mean, var = _pooled(mean.view(-1, over.channels), var.view(-1, over.channels), 1)
+    if over.channels > 1:
+        mean, var = _pooled(torch.stack([mean, var]).view(2, -1, over.channels).permute(2, 0, 1))
     if over.comm.size == 1:
         return mean, var
-    means, variances = over.comm.all_gather(torch.stack([mean, var])).unbind(1)
-    own = means.new_tensor(over.counts).div_(sum(over.counts))[:, None]
-    return _pooled(means, variances, 0, own)
+    parts = over.comm.all_gather(torch.stack([mean, var]))
+    cells = sum(over.counts)
+    return _pooled(parts, parts.new_tensor([n / cells for n in over.counts]).view(-1, 1, 1))
 
 
-def _pooled(
-    means: Tensor, variances: Tensor, dim: int, shares: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """The moments of a union of samples; `shares` of the whole, equal ones if None."""
-    if means.shape[dim] == 1:
-        return means.squeeze(dim), variances.squeeze(dim)
-    if shares is None:
-        shares = means.new_ones(()) / means.shape[dim]
-    mean = (shares * means).sum(dim)
-    between = (means - mean.unsqueeze(dim)).square()
-    return mean, (shares * (variances + between)).sum(dim)
+def _pooled(parts: Tensor, shares: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Moments of a union of samples from theirs: (samples, mean and variance, channels).
 
-
-def _scaled_and_shifted(x: Tensor, factor: Tensor, shift: Tensor) -> Tensor:
-    """x · factor + shift for each channel in one pass, which broadcasting operators are not."""
-    zeros, ones = torch.zeros_like(factor), torch.ones_like(factor)
-    return torch.native_batch_norm(x, factor, shift, zeros, ones, False, 0.0, 0.0)[0]
+    `shares` are those of the samples in the whole: equal ones, if None.
+    """
+    both = parts.mean(0) if shares is None else (parts * shares).sum(0)
+    mean, var = both.unbind()
+    between = parts[:, 0].sub(mean).square_()
+    var += between.mean(0) if shares is None else between.mul_(shares[:, 0]).sum(0)
+    return mean, var
 
 
 def channel_norm(
