@@ -21,6 +21,7 @@ ALIGNED = [
     ({"kernel_size": (7, 1), "padding": (3, 0), "stride": (2, 1)}, (24, 18)),
     ({"kernel_size": 13, "padding": 6}, (12, 12)),
     ({"kernel_size": 4, "stride": 2, "padding": 1}, (24, 32)),
+    ({"kernel_size": 3, "stride": 3, "padding": 1}, (18, 24)),
 ]
 
 
@@ -57,6 +58,15 @@ def test_it_equals_one_process_and_the_general_path(options, size, grid, calls, 
         )
     if not crosses:
         assert not calls
+
+
+@pytest.mark.parametrize("size", [12, 13, 17, 18, 23, 24])
+@pytest.mark.parametrize("kernel", [3, 5])
+@pytest.mark.parametrize("stride", [2, 3])
+def test_the_last_pixels_that_no_window_reads(kernel, stride, size):
+    net = nn.Conv2d(1, 2, kernel, stride, 1)
+    assert_exact(net, rand(1, 1, size, size), grid=(2, 2))
+    assert_exact(net, rand(1, 1, size, size + 6), grid=(2, 3))
 
 
 def test_volumes_and_lines(calls):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,7 +11,7 @@ from torch import nn
 
 import mpi4dl
 from mpi4dl import Tile, shard
-from support.exactness import assert_exact, on_tiles, rand
+from support.exactness import assert_exact, assert_refused, rand
 from support.ranks import run_ranks
 
 
@@ -93,8 +95,9 @@ def test_hooks_of_modules_get_tiles():
 
 
 def test_a_tile_that_a_vmapped_function_closes_over_is_refused():
-    with pytest.raises(mpi4dl.UnsupportedOperator, match=r"torch\.vmap"):
-        on_tiles(lambda x: torch.vmap(lambda s: x * s)(torch.ones(3)), [rand(1, 1, 4, 4)], (2, 2))
+    assert_refused(
+        lambda x: torch.vmap(lambda s: x * s)(torch.ones(3)), rand(1, 1, 4, 4), match=r"torch\.vmap"
+    )
 
 
 @pytest.mark.parametrize("grid", [(2, 2), (5, 3)], ids=str)
@@ -117,5 +120,30 @@ def test_gradients_are_not_differentiated_again(kernel):
         loss = F.conv2d(x, weight).square().mean()
         with pytest.raises(mpi4dl.UnsupportedOperator, match="create_graph"):
             torch.autograd.grad(loss, x, create_graph=True)
+
+    run_ranks(4, program)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Conv2d(4, 4, 3, padding=1),
+        nn.Conv2d(4, 4, 3),
+        nn.BatchNorm2d(4),
+        nn.GroupNorm(2, 4),
+        nn.InstanceNorm2d(4),
+        nn.LayerNorm([4, 8, 6]),
+        nn.MaxPool2d(3, 1, 1),
+        nn.AvgPool2d(3, 1, 1),
+        nn.AdaptiveMaxPool2d(1),
+    ],
+    ids=str,
+)
+def test_no_layer_drops_a_second_derivative_in_silence(layer):
+    def program(comm):
+        x = mpi4dl.shard(rand(2, 4, 8, 6), (2, 2)).requires_grad_()
+        y = copy.deepcopy(layer).double()(x)
+        with pytest.raises(mpi4dl.UnsupportedOperator, match="create_graph"):
+            torch.autograd.grad(y, x, torch.ones(y.shape).double(), create_graph=True)
 
     run_ranks(4, program)

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 
 import mpi4dl
-from support.exactness import assert_exact, on_tiles, rand
-from support.ranks import run_ranks
+from support.exactness import assert_exact, assert_refused, on_tiles, rand
+from support.ranks import every_rank_raises, run_ranks
 
 GRIDS = [(1, 2), (3, 1), (2, 3)]
 
@@ -126,14 +126,20 @@ def test_empty_tiles():
 
 
 def test_a_target_of_another_shape_is_an_error_on_every_rank():
-    with pytest.raises(ValueError, match=r"target is \(1, 5, 5\)"):
-        on_tiles(F.cross_entropy, [rand(1, 4, 6, 6), labels(1, 5, 5)], (2, 1), plain=(1,))
+    assert_refused(
+        F.cross_entropy,
+        rand(1, 4, 6, 6),
+        labels(1, 5, 5),
+        grid=(2, 1),
+        plain=(1,),
+        error=ValueError,
+        match=r"target is \(1, 5, 5\)",
+    )
 
 
 def test_losses_without_a_rule_are_refused():
     x = rand(2, 3, 4, 4)
-    with pytest.raises(mpi4dl.UnsupportedOperator, match="triplet_margin_loss"):
-        on_tiles(F.triplet_margin_loss, [x, x, x], (2, 1))
+    assert_refused(F.triplet_margin_loss, x, x, x, grid=(2, 1), match="triplet_margin_loss")
 
 
 def test_a_weighted_mean_of_squares_divides_by_the_weights():
@@ -150,8 +156,7 @@ def test_a_weighted_mean_of_squares_divides_by_the_weights():
 
 def test_the_weight_that_pytorch_drops_is_noticed():
     x = rand(2, 3, 4, 4)
-    with pytest.raises(mpi4dl.UnsupportedOperator, match="weight"):
-        on_tiles(lambda x: F.l1_loss(x, x, weight=x.abs()), [x], (2, 1))
+    assert_refused(lambda x: F.l1_loss(x, x, weight=x.abs()), x, grid=(2, 1), match="weight")
     assert_exact(lambda x: F.l1_loss(x, 2 * x), x, grid=(2, 1))
 
 
@@ -207,3 +212,16 @@ def test_losses_that_take_numbers_for_reductions_are_refused():
             torch.kl_div(tile, tile, 1)
 
     run_ranks(4, program)
+
+
+@pytest.mark.parametrize("loss", [F.cross_entropy, F.nll_loss])
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+def test_a_target_that_is_no_class_is_an_error_on_every_rank(loss, reduction):
+    target = torch.zeros(1, 8, 6, dtype=torch.long)
+    target[0, 7, 5] = 3
+
+    def program(comm):
+        x = mpi4dl.shard(rand(1, 3, 8, 6), grid=(2, 2))
+        loss(x, target, reduction=reduction)
+
+    every_rank_raises(4, program, IndexError, "1 targets are neither a class")

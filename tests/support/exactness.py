@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_flatten
 
 import mpi4dl
 from mpi4dl.comm.communicator import Communicator
-from support.ranks import run_ranks
+from support.ranks import every_rank_raises, run_ranks
 
 OUTPUT_BOUND = 1e-12
 GRADIENT_BOUND = 1e-11
@@ -128,16 +128,18 @@ def _result(
     )
 
 
-def on_tiles(
+Program = Callable[[Communicator], Result]
+
+
+def _on_tiles(
     fn: Callable[..., Any],
     inputs: Sequence[Any],
     grid: Sequence[int],
-    dims: Sequence[int] | None = None,
-    layout: mpi4dl.Layout | None = None,
-    plain: Sequence[int] = (),
-) -> Result:
-    """What every rank computes; ranks must agree. Inputs whose index is in `plain` stay whole."""
-    ranks = layout.ranks if layout is not None else prod(grid)
+    dims: Sequence[int] | None,
+    layout: mpi4dl.Layout | None,
+    plain: Sequence[int],
+) -> tuple[int, Program]:
+    """How many ranks there are, and what each of them does."""
 
     def program(comm: Communicator) -> Result:
         mine = copy.deepcopy(fn) if isinstance(fn, nn.Module) else fn
@@ -161,7 +163,19 @@ def on_tiles(
 
         return _result(mine, leaves, whole, average)
 
-    results = run_ranks(ranks, program)
+    return layout.ranks if layout is not None else prod(grid), program
+
+
+def on_tiles(
+    fn: Callable[..., Any],
+    inputs: Sequence[Any],
+    grid: Sequence[int],
+    dims: Sequence[int] | None = None,
+    layout: mpi4dl.Layout | None = None,
+    plain: Sequence[int] = (),
+) -> Result:
+    """What every rank computes; ranks must agree. Inputs whose index is in `plain` stay whole."""
+    results = run_ranks(*_on_tiles(fn, inputs, grid, dims, layout, plain))
     for other in results[1:]:
         for a, b in zip(results[0].outputs, other.outputs, strict=True):
             # Equal inputs; but kernels may round by where in memory their operands lie.
@@ -169,6 +183,20 @@ def on_tiles(
                 not isinstance(a, Tensor) or relative(a, b) < 1e-14 or not a.is_floating_point()
             ), f"two ranks disagree about an output by {relative(a, b)}"
     return results[0]
+
+
+def assert_refused(
+    fn: Callable[..., Any],
+    *inputs: Any,
+    match: str = "",
+    error: type[Exception] | tuple[type[Exception], ...] = mpi4dl.UnsupportedOperator,
+    grid: Sequence[int] = (2, 2),
+    dims: Sequence[int] | None = None,
+    plain: Sequence[int] = (),
+    alike: bool = True,
+) -> None:
+    """`fn(*inputs)` on tiles is the same error on every rank; arguments as for `assert_exact`."""
+    every_rank_raises(*_on_tiles(fn, inputs, grid, dims, None, plain), error, match, alike)
 
 
 def compare(actual: Result, expected: Result, where: str = "") -> float:
@@ -199,6 +227,19 @@ def compare(actual: Result, expected: Result, where: str = "") -> float:
     worst = max((e for e, _ in errors.values()), default=0.0)
     TALLY.add(worst, where)
     return worst
+
+
+def rounding_errors(actual: Result, reference: Result) -> dict[str, float]:
+    """Of every output, gradient and floating-point buffer, relative to a float64 reference."""
+
+    def numbers(r: Result) -> dict[str, Tensor]:
+        named = {f"output {i}": o for i, o in enumerate(r.outputs)}
+        named |= {f"gradient of input {i}": g for i, g in enumerate(r.input_grads)}
+        named |= {f"gradient of {n}": g for n, g in r.param_grads.items()} | r.buffers
+        return {n: t.double() for n, t in named.items() if t is not None and t.ndim}
+
+    exact = numbers(reference)
+    return {name: relative(value, exact[name]) for name, value in numbers(actual).items()}
 
 
 def assert_exact(

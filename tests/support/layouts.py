@@ -8,6 +8,11 @@ from hypothesis import strategies as st
 
 from mpi4dl.geometry import Box, Interval, Layout
 
+NOT_A_GRID = Layout(
+    (9, 12), (Box.of((0, 5), (0, 12)), Box.of((5, 9), (0, 4)), Box.of((5, 9), (4, 12)))
+)
+"""Three ranks: one above two that lie side by side."""
+
 
 @st.composite
 def sizes(draw: st.DrawFn, axes: int | None = None, smallest: int = 0) -> tuple[int, ...]:
@@ -18,13 +23,14 @@ def sizes(draw: st.DrawFn, axes: int | None = None, smallest: int = 0) -> tuple[
 
 
 @st.composite
-def cut_layouts(draw: st.DrawFn, size: tuple[int, ...], most: int = 12) -> Layout:
-    """A grid with cuts anywhere, of at most `most` ranks."""
+def cut_layouts(draw: st.DrawFn, size: tuple[int, ...], most: int = 64) -> Layout:
+    """A grid with cuts anywhere, of at most `most` ranks and eight along an axis."""
     cuts: list[list[int]] = []
     for n in size:
-        left = most // prod(len(c) + 1 for c in cuts)
-        positions = draw(st.lists(st.integers(0, n), max_size=max(0, min(left, 8) - 1)))
-        cuts.append(sorted(positions))
+        largest = min(8, most // prod(len(c) + 1 for c in cuts))
+        parts = draw(st.one_of(st.integers(1, largest), st.just(largest)))
+        positions = st.lists(st.integers(0, n), min_size=parts - 1, max_size=parts - 1)
+        cuts.append(sorted(draw(positions)))
     return Layout.from_cuts(size, cuts)
 
 

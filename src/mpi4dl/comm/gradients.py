@@ -49,10 +49,8 @@ def sync_gradients(model: nn.Module, comm: Communicator | None = None) -> None:
 
 def _check_same_parameters(model: nn.Module, comm: Communicator) -> None:
     """Ranks train one model: different weights would average gradients of different functions."""
-    with torch.no_grad():
-        sums = torch.stack([p.double().sum() for p in model.parameters()])
-    everyone = comm.all_gather(sums)
-    differ = (everyone != everyone[0]).any(0) & ~everyone.isnan().all(0)
+    everyone = comm.all_gather(torch.stack([_digest(p.detach()) for p in model.parameters()]))
+    differ = (everyone != everyone[0]).any(0)
     names = [n for (n, _), d in zip(model.named_parameters(), differ.tolist(), strict=True) if d]
     if names:
         raise LayoutMismatch(
@@ -60,6 +58,15 @@ def _check_same_parameters(model: nn.Module, comm: Communicator) -> None:
             "mpi4dl.init() or torch.manual_seed(...) alike on every rank before the model is made, "
             "or load the same state_dict on all"
         )
+
+
+def _digest(values: Tensor) -> Tensor:
+    """A number that equal bits share, however many threads add them up: a sum of integers."""
+    if values.is_complex():
+        values = torch.view_as_real(values)
+    widths = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    bits = values.contiguous().view(widths[values.element_size()])
+    return bits.sum(dtype=torch.int64)
 
 
 def _buckets(gradients: list[Tensor]) -> list[list[Tensor]]:

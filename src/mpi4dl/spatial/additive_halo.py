@@ -25,10 +25,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ..comm.communicator import Communicator
-from ..comm.exchange import Index
+from ..comm.exchange import Index, first_derivative_only
 from ..geometry import Box, Interval, SlidingWindow, Transfer
 from .placement import Placement
 from .regions import Windows, plan
@@ -140,8 +139,9 @@ def _strip(
     for other, window in sliding.items():
         reads = window.reads(after[other])
         windows[other] = reads
-        if other > axis:
-            pixels[other] = reads.intersect(Interval(0, window.in_size))
+        # Later dimensions take the corners with them; nobody wants pixels that no window reads.
+        whole = Interval(0, window.in_size) if other > axis else before[other]
+        pixels[other] = reads.intersect(whole)
     window, mine, made = sliding[axis], before[axis], after[axis]
     inside = window.reads(made).intersect(Interval(0, window.in_size))
     if low:
@@ -195,7 +195,7 @@ class _HaloConvolution(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
+    @first_derivative_only
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         tile, weight, *surroundings = ctx.saved_tensors
         geometry, halo = ctx.geometry, ctx.halo

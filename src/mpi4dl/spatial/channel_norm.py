@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ..comm.communicator import Communicator
+from ..comm.exchange import first_derivative_only
 
 _HALF = (torch.bfloat16, torch.float16)
 
@@ -60,7 +60,7 @@ class _ChannelNorm(torch.autograd.Function):
         return out, mean, var
 
     @staticmethod
-    @once_differentiable
+    @first_derivative_only
     def backward(ctx: Any, grad: Tensor, *unused: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, mean, var = ctx.saved_tensors
         over: Statistics = ctx.over

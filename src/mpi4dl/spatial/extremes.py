@@ -9,9 +9,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from ..comm.exchange import reduced
+from ..comm.exchange import first_derivative_only, reduced
 from .along import along_dimension
 from .placement import Placement
 from .reductions import (
@@ -49,7 +48,7 @@ class _Extreme(torch.autograd.Function):
         return whole
 
     @staticmethod
-    @once_differentiable
+    @first_derivative_only
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         with no_intercept():
             local, whole = (alias(t) for t in ctx.saved_tensors)

@@ -17,7 +17,6 @@ from torch.nn import _reduction
 
 from ..comm.exchange import all_reduce_sum, reduced
 from .elementwise import placed_together
-from .placement import Placement
 from .registry import named, no_intercept, refuse, spatial_op
 from .tile import Tile, alias, narrowed, redistribute, wrap
 
@@ -72,6 +71,9 @@ def cross_entropy(
     here = _target_for(func, input, target, apart)
     local = alias(input)
     options: dict[str, Any] = {"ignore_index": ignore_index, "label_smoothing": label_smoothing}
+    cells: Any = input.numel() // max(input.shape[1], 1)
+    if apart:
+        cells = _total_weight(func, here, weight, ignore_index, input)
     if how == "none":
         value = F.cross_entropy(local, here, weight, reduction="none", **options)
         return wrap(alias(value), input.placement.moved({-input.ndim: 1 - input.ndim}))
@@ -79,10 +81,7 @@ def cross_entropy(
     total, kind = _summed(F.cross_entropy, _classes_first(local), here, weight, **options)
     total = all_reduce_sum(total, input.placement.comm)
     if how == "mean":
-        cells = input.numel() // input.shape[1]
-        total = total / (
-            _total_weight(here, weight, ignore_index, total, input.placement) if apart else cells
-        )
+        total = total / cells
     return total.to(kind)
 
 
@@ -112,12 +111,24 @@ def _summed(
 
 
 def _total_weight(
-    target: Tensor, weight: Tensor | None, ignore: int, like: Tensor, placement: Placement
+    func: Any, target: Tensor, weight: Tensor | None, ignore: int, input: Tile
 ) -> Tensor:
-    """What a mean over pixels divides by: the weights of all targets that are not ignored."""
+    """What a mean over pixels divides by: the weights of all targets that are not ignored.
+
+    One message tells all ranks as well whether any of them has a target that is no class.
+    """
+    classes = input.shape[1]
     kept = target[target != ignore]
-    own = like.new_tensor(kept.numel()) if weight is None else weight[kept].sum().to(like.dtype)
-    return reduced(own, placement.comm)
+    real = kept.clamp(0, classes - 1)
+    own = torch.tensor(kept.numel(), device=target.device) if weight is None else weight[real].sum()
+    both = torch.stack([own.double(), (real != kept).sum().double()])
+    total, wrong = reduced(both, input.placement.comm).unbind()
+    if wrong > 0:
+        raise IndexError(
+            f"{func.__name__}: {int(wrong)} targets are neither a class (0 to {classes - 1}) nor "
+            f"ignore_index ({ignore})"
+        )
+    return total
 
 
 def _check_pair(func: Any, input: Any, target: Tensor) -> None:
@@ -151,6 +162,7 @@ def nll_loss(
     _check_pair(func, input, target)
     here = _target_for(func, input, target, True)
     local = alias(input)
+    cells = _total_weight(func, here, weight, ignore_index, input)
     if how == "none":
         value = F.nll_loss(local, here, weight, ignore_index=ignore_index, reduction="none")
         return wrap(alias(value), input.placement.moved({-input.ndim: 1 - input.ndim}))
@@ -160,7 +172,7 @@ def nll_loss(
     )
     total = all_reduce_sum(total, input.placement.comm)
     if how == "mean":
-        total = total / _total_weight(here, weight, ignore_index, total, input.placement)
+        total = total / cells
     return total.to(kind)
 
 

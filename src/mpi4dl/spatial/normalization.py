@@ -8,10 +8,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from ..comm.communicator import Communicator
-from ..comm.exchange import reduced
+from ..comm.exchange import first_derivative_only, reduced
 from .channel_norm import Statistics, channel_norm
 from .placement import Placement
 from .reductions import is_cut, widened
@@ -55,7 +54,7 @@ class _Normalize(torch.autograd.Function):
         return ((wide - mean) * scale).to(x.dtype), mean, var
 
     @staticmethod
-    @once_differentiable
+    @first_derivative_only
     def backward(ctx: Any, grad: Tensor, *unused: Tensor) -> tuple[Tensor, None, None, None, None]:
         x, mean, scale = ctx.saved_tensors
         grad_wide = grad.to(mean.dtype)

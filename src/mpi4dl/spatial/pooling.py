@@ -194,6 +194,8 @@ def _average(
     from the global position of its outputs.
     """
     g = _Geometry(func, x, count, kernel_size, stride, padding, 1, ceil_mode)
+    if count == 3 and any(n < k for n, k in zip(g.sizes, g.kernel, strict=True)):
+        raise GeometryError(f"an image of {g.sizes} is smaller than the kernel {g.kernel}")
     overlapping = g.overlapping(
         x,
         AverageKernel(
