@@ -139,6 +139,15 @@ def test_public_names_are_listed_once_and_in_order():
     assert sorted(mpi4dl.__all__) == list(mpi4dl.__all__)
 
 
+def test_every_public_name_is_listed():
+    defined = {
+        name
+        for name, thing in vars(mpi4dl).items()
+        if not name.startswith("_") and not inspect.ismodule(thing)
+    }
+    assert defined == set(mpi4dl.__all__)
+
+
 @pytest.mark.parametrize("name", mpi4dl.__all__)
 def test_every_public_name_exists_and_says_what_it_is(name):
     thing = getattr(mpi4dl, name)

@@ -17,7 +17,7 @@ from .errors import (
     UnsupportedOperator,
 )
 from .geometry import Box, Interval, Layout
-from .spatial import FusedHalo, Tile, shard, spatial_op, wrap
+from .spatial import FusedHalo, Tile, fused_halo, shard, spatial_op, wrap
 
 __version__ = "0.1.0"
 
@@ -32,6 +32,7 @@ __all__ = [
     "Mpi4dlError",
     "Tile",
     "UnsupportedOperator",
+    "fused_halo",
     "init",
     "shard",
     "shutdown",

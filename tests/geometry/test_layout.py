@@ -6,7 +6,7 @@ from collections import Counter
 from itertools import product
 
 import pytest
-from hypothesis import given
+from hypothesis import find, given, settings
 from hypothesis import strategies as st
 
 from mpi4dl.errors import GeometryError
@@ -165,6 +165,10 @@ def test_layouts_of_every_kind_tile(data):
     size = data.draw(sizes())
     assert_tiles(data.draw(cut_layouts(size)))
     assert_tiles(data.draw(split_layouts(size)))
+
+
+def test_grids_of_eight_by_eight_are_among_them():
+    find(layouts(axes=2), lambda layout: layout.ranks == 64, settings=settings(derandomize=True))
 
 
 @given(st.data())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 
 import pytest
 from hypothesis import assume, given
@@ -64,8 +65,9 @@ def transposed(draw: st.DrawFn, in_size: int | None = None) -> TransposedWindow:
 
 
 @st.composite
-def tables(draw: st.DrawFn) -> TableWindow:
-    n, out = draw(st.integers(1, 12)), draw(st.integers(1, 12))
+def tables(draw: st.DrawFn, in_size: int | None = None) -> TableWindow:
+    n = in_size if in_size is not None else draw(st.integers(1, 12))
+    out = draw(st.integers(1, 12))
     ends = st.lists(st.integers(0, n - 1), min_size=out, max_size=out).map(sorted)
     first, other = draw(ends), draw(ends)
     last = [max(a, b) for a, b in zip(first, other, strict=True)]
@@ -74,10 +76,10 @@ def tables(draw: st.DrawFn) -> TableWindow:
 
 @st.composite
 def chains(draw: st.DrawFn) -> ComposedWindow:
-    windows: list[SlidingWindow | TransposedWindow] = []
+    windows: list[SlidingWindow | TransposedWindow | TableWindow] = []
     n = draw(st.integers(1, 24))
     for _ in range(draw(st.integers(1, 4))):
-        windows.append(draw(st.one_of(sliding(n), transposed(n))))
+        windows.append(draw(st.one_of(sliding(n), transposed(n), tables(n))))
         n = windows[-1].out_size
     return ComposedWindow(tuple(windows))
 
@@ -96,6 +98,23 @@ def taps(window: SlidingWindow, output: int) -> set[int]:
 def targets(window: TransposedWindow, source: int) -> set[int]:
     start = source * window.stride - window.padding
     return {start + j * window.dilation for j in range(window.kernel)}
+
+
+def spans(window: TransposedWindow) -> dict[int, tuple[int, int]]:
+    """The first and the last output of every input, inside the image or outside."""
+    return {i: (min(targets(window, i)), max(targets(window, i))) for i in range(-FAR, FAR)}
+
+
+def covering(window: TransposedWindow, first: int, last: int) -> set[int]:
+    """The inputs whose span touches these outputs, and such that their spans reach both ends."""
+    touching = {i for i, (a, b) in spans(window).items() if a <= last and b >= first}
+    before = max(i for i, (a, _) in spans(window).items() if a <= first)
+    after = min(i for i, (_, b) in spans(window).items() if b >= last)
+    return touching | {before, after}
+
+
+def rows(window: TableWindow, output: int) -> set[int]:
+    return set(range(window.first[output], window.last[output] + 1))
 
 
 def hull(numbers: set[int]) -> tuple[int, int] | None:
@@ -173,15 +192,10 @@ def test_a_transposed_window_reads_every_input_that_writes_to_it(window, data):
 
 @given(transposed(), st.data())
 def test_a_transposed_window_is_the_smallest_whose_output_covers(window, data):
-    """It must hold every input whose span touches the output, and span the output's two ends."""
     out = data.draw(parts(window.out_size).filter(lambda i: not i.empty))
-    spans = {i: (min(targets(window, i)), max(targets(window, i))) for i in range(-FAR, FAR)}
-    touching = {i for i, (a, b) in spans.items() if a < out.stop and b >= out.start}
-    before = max(i for i, (a, _) in spans.items() if a <= out.start)
-    after = min(i for i, (_, b) in spans.items() if b >= out.stop - 1)
     read = window.reads(out)
-    assert bounds(read) == hull(touching | {before, after})
-    assert window.writes_from(read.start) == spans[read.start][0] <= out.start
+    assert bounds(read) == hull(covering(window, out.start, out.stop - 1))
+    assert window.writes_from(read.start) == spans(window)[read.start][0] <= out.start
 
 
 @given(transposed())
@@ -204,15 +218,17 @@ def test_a_whole_window_reads_everything_and_has_no_cuts():
 @given(tables(), st.data())
 def test_a_table_window_reads_exactly_the_hull_of_its_rows(window, data):
     out = data.draw(parts(window.out_size))
-    read = {i for o in elements(out) for i in range(window.first[o], window.last[o] + 1)}
+    read = {i for o in elements(out) for i in rows(window, o)}
     assert bounds(window.reads(out)) == hull(read)
 
 
 @given(tables())
 def test_a_table_window_cuts_in_proportion(window):
-    cuts = [window.cut(c) for c in range(window.in_size + 1)]
-    assert cuts == sorted(cuts)
-    assert (cuts[0], cuts[-1]) == (0, window.out_size)
+    """Before the cut lie the outputs that start before the same fraction of the outputs."""
+    for cut in range(window.in_size + 1):
+        part = Fraction(cut, window.in_size)
+        before = [o for o in range(window.out_size) if Fraction(o, window.out_size) < part]
+        assert window.cut(cut) == len(before)
 
 
 @given(chains(), st.data())
@@ -224,8 +240,10 @@ def test_a_composed_window_reads_what_its_windows_read_one_after_the_other(chain
         region = set(range(*(hull(need) or (0, 0)))) & set(range(window.out_size))
         if isinstance(window, SlidingWindow):
             need = {i for o in region for i in taps(window, o)}
+        elif isinstance(window, TableWindow):
+            need = {i for o in region for i in rows(window, o)}
         else:
-            need = set(elements(window.reads(Interval(*(hull(region) or (0, 0))))))
+            need = covering(window, min(region), max(region)) if region else set()
     assert bounds(chain.reads(out)) == hull(need)
 
 
@@ -236,6 +254,8 @@ def test_a_composed_window_reads_every_input_that_influences_it(chain, data):
     for window in reversed(chain.windows):
         if isinstance(window, SlidingWindow):
             influences = {i for o in influences for i in taps(window, o)}
+        elif isinstance(window, TableWindow):
+            influences = {i for o in influences for i in rows(window, o)}
         else:
             influences = {i for i in range(window.in_size) if targets(window, i) & influences}
         influences &= set(range(window.in_size))
@@ -245,10 +265,11 @@ def test_a_composed_window_reads_every_input_that_influences_it(chain, data):
 @given(st.data())
 def test_a_composed_window_cuts_as_its_windows_do_one_after_the_other(data):
     layout = data.draw(layouts(axes=1, smallest=1))
-    windows: list[SlidingWindow] = []
+    windows: list[SlidingWindow | TransposedWindow | TableWindow] = []
     step_by_step = layout
     for _ in range(data.draw(st.integers(1, 3))):
-        windows.append(data.draw(sliding(step_by_step.size[0])))
+        n = step_by_step.size[0]
+        windows.append(data.draw(st.one_of(sliding(n), transposed(n), tables(n))))
         step_by_step = step_by_step.remap(0, windows[-1].out_size, windows[-1].cut)
     chain = ComposedWindow(tuple(windows))
     assert layout.remap(0, chain.out_size, chain.cut) == step_by_step

@@ -16,7 +16,9 @@ TESTS = Path(__file__).parent.parent
 pytestmark = pytest.mark.skipif(UNDER_TORCHRUN, reason="starts torchrun itself")
 
 
-def torchrun(ranks: int, *command: str, timeout: float = 280) -> subprocess.CompletedProcess[str]:
+def torchrun(
+    ranks: int, *command: str, timeout: float = 280, folder: Path = TESTS.parent
+) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     for name in list(environment):
         if name.startswith("PYTEST"):
@@ -27,7 +29,7 @@ def torchrun(ranks: int, *command: str, timeout: float = 280) -> subprocess.Comp
             *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)),
             *command,
         ],
-        cwd=TESTS.parent,
+        cwd=folder,
         env=environment,
         capture_output=True,
         text=True,
@@ -49,3 +51,14 @@ def test_training_gives_the_gradients_of_one_process(ranks):
     run = torchrun(ranks, "tests/ranks/training.py")
     assert run.returncode == 0, run.stdout[-5000:] + run.stderr[-5000:]
     assert "all equal" in run.stdout
+
+
+def test_the_demonstration_learns_and_draws(tmp_path):
+    script = str(TESTS.parent / "examples" / "segment_nuclei.py")
+    size = ("--size", "97", "--batch", "1", "--steps", "12")
+    run = torchrun(2, script, *size, folder=tmp_path)
+    assert run.returncode == 0, run.stdout[-5000:] + run.stderr[-5000:]
+    error = re.search(r"gradients against one process .*: (\S+) relative", run.stdout)
+    assert error is not None
+    assert float(error[1]) < 1e-11
+    assert (tmp_path / "nuclei.png").read_bytes().startswith(b"\x89PNG")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 import mpi4dl
 from mpi4dl.spatial import autocast
-from support.exactness import rand
+from support.exactness import on_tiles, rand, rounding_errors, single_process
 from support.ranks import run_ranks
 
 FUNCTIONS = {
@@ -78,3 +81,51 @@ def test_where_autocast_sums_in_float32_nothing_overflows(monkeypatch):
             return mpi4dl.shard(x, (2, 1)).sum()
 
     assert all(t.dtype == torch.float32 and t == 180_000 for t in run_ranks(2, total))
+
+
+class Autocast(nn.Module):
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x):
+        with torch.autocast(_device(), torch.bfloat16, enabled=x.dtype == torch.float32):
+            return self.net(x)
+
+
+NETS = {
+    "segmenter": lambda: nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1, bias=False),
+        nn.BatchNorm2d(8),
+        nn.SiLU(),
+        nn.Conv2d(8, 8, 3, stride=2, padding=1, bias=False),
+        nn.GroupNorm(2, 8),
+        nn.SiLU(),
+        nn.ConvTranspose2d(8, 4, 2, stride=2),
+    ),
+    "classifier": lambda: nn.Sequential(
+        nn.Conv2d(3, 8, 5, padding=2),
+        nn.GELU(),
+        nn.AvgPool2d(3, 2, 1),
+        nn.Conv2d(8, 8, 3, padding=1),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(8, 4),
+    ),
+}
+
+
+@pytest.mark.parametrize("grid", [(2, 2), (3, 1)], ids=str)
+@pytest.mark.parametrize("name", NETS)
+def test_gradients_are_as_good_as_those_of_one_process(name, grid):
+    """No network here has kinks, where a rounded number may come to lie on the other side."""
+    net, x = Autocast(NETS[name]()), rand(2, 3, 18, 14, dtype=torch.float32)
+    exact = single_process(copy.deepcopy(net).double(), [x.double()])
+    one_process, tiles = single_process(net, [x]), on_tiles(net, [x], grid)
+    assert tiles.outputs[0].dtype == one_process.outputs[0].dtype == torch.bfloat16
+    expected = rounding_errors(one_process, exact)
+    rounding, layers = 2**-8, len(net.net)
+    for what, error in rounding_errors(tiles, exact).items():
+        assert error <= 2 * expected[what] + rounding, what
+    for what, difference in rounding_errors(tiles, one_process).items():
+        assert difference <= layers * rounding, what

@@ -7,7 +7,7 @@ import torch
 
 import mpi4dl
 from mpi4dl.spatial.registry import HANDLERS
-from support.exactness import assert_exact, on_tiles, rand
+from support.exactness import assert_exact, assert_refused, rand
 from support.ranks import run_ranks
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
@@ -68,8 +68,7 @@ class Swish(torch.autograd.Function):
 
 
 def test_custom_autograd_functions_are_refused_until_they_have_a_rule():
-    with pytest.raises(mpi4dl.UnsupportedOperator, match=r"Swish.*spatial_op\(Swish\)"):
-        on_tiles(Swish.apply, [rand(1, 2, 8, 8)], (2, 1))
+    assert_refused(Swish.apply, rand(1, 2, 8, 8), grid=(2, 1), match=r"Swish.*spatial_op\(Swish\)")
 
     @mpi4dl.spatial_op(Swish)
     def swish(func, x):

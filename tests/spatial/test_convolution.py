@@ -6,7 +6,8 @@ import pytest
 from torch import nn
 
 import mpi4dl
-from support.exactness import assert_exact, rand
+from support.exactness import assert_exact, assert_refused, rand
+from support.layouts import NOT_A_GRID
 
 GRIDS_2D = [(1, 2), (3, 1), (2, 2), (2, 3)]
 
@@ -62,6 +63,31 @@ def test_conv3d(grid):
     assert_exact(nn.Conv3d(2, 4, (1, 3, 5), groups=2, padding=2), rand(1, 2, 5, 6, 7), grid=grid)
 
 
+@pytest.mark.parametrize("mode", ["reflect", "replicate", "circular"])
+def test_padding_modes_and_same_in_one_and_three_dimensions(mode):
+    signal, volume = rand(2, 3, 13), rand(1, 2, 5, 7, 6)
+    for net in (
+        nn.Conv1d(3, 4, 5, padding=3, stride=2, padding_mode=mode),
+        nn.Conv1d(3, 4, 3, padding="same", dilation=2, padding_mode=mode),
+    ):
+        assert_exact(net, signal, grid=(3,))
+        assert_exact(net, signal, grid=(9,))
+    for net in (
+        nn.Conv3d(2, 3, 3, padding=(2, 0, 1), stride=(1, 2, 1), padding_mode=mode),
+        nn.Conv3d(2, 3, (3, 1, 5), padding="same", padding_mode=mode),
+    ):
+        assert_exact(net, volume, grid=(2, 1, 2))
+        assert_exact(net, volume, grid=(1, 3, 2))
+
+
+@pytest.mark.parametrize("options", [{"dilation": 3}, {"groups": 2}], ids=str)
+def test_same_with_zeros_in_one_and_three_dimensions(options):
+    line = nn.Conv1d(2, 4, 5, padding="same", **options)
+    box = nn.Conv3d(2, 4, (3, 5, 1), padding="same", **options)
+    assert_exact(line, rand(2, 2, 13), grid=(4,))
+    assert_exact(box, rand(1, 2, 5, 7, 6), grid=(2, 2, 1))
+
+
 def test_volumes_cut_over_any_two_dimensions():
     assert_exact(nn.Conv3d(2, 3, 3, padding=1), rand(1, 2, 7, 6, 5), grid=(2, 2), dims=(2, 4))
 
@@ -83,10 +109,8 @@ def test_any_cuts(cuts):
 
 
 def test_boxes_that_are_no_grid():
-    box = mpi4dl.Box.of
-    boxes = (box((0, 5), (0, 12)), box((5, 9), (0, 4)), box((5, 9), (4, 12)))
     net = nn.Sequential(nn.Conv2d(2, 3, 3, stride=2, padding=1), nn.Conv2d(3, 2, 3, padding=1))
-    assert_exact(net, rand(1, 2, 9, 12), layout=mpi4dl.Layout((9, 12), boxes))
+    assert_exact(net, rand(1, 2, 9, 12), layout=NOT_A_GRID)
 
 
 @pytest.mark.parametrize("grid", GRIDS_2D)
@@ -109,6 +133,22 @@ def test_transposed_conv2d(options, grid):
     assert_exact(nn.ConvTranspose2d(4, 6, **options), rand(2, 4, 7, 9), grid=grid)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"kernel_size": 3, "stride": 2, "padding": 1, "output_padding": 1},
+        {"kernel_size": 2, "stride": 4, "output_padding": 3, "groups": 2},
+        {"kernel_size": 3, "dilation": 3, "padding": 2, "output_padding": 2, "bias": False},
+    ],
+    ids=str,
+)
+def test_transposed_conv_1d_and_3d_with_output_padding(options):
+    for grid in [(3,), (7,)]:
+        assert_exact(nn.ConvTranspose1d(2, 4, **options), rand(2, 2, 6), grid=grid)
+    for grid in [(2, 1, 2), (1, 3, 2)]:
+        assert_exact(nn.ConvTranspose3d(2, 4, **options), rand(1, 2, 4, 3, 5), grid=grid)
+
+
 def test_transposed_conv_1d_and_3d_and_with_more_ranks_than_rows():
     assert_exact(nn.ConvTranspose1d(3, 2, 4, stride=3, padding=1), rand(1, 3, 11), grid=(3,))
     assert_exact(
@@ -121,11 +161,5 @@ def test_transposed_conv_1d_and_3d_and_with_more_ranks_than_rows():
 
 
 def test_a_kernel_larger_than_the_image_is_the_same_error_as_in_one_process():
-    with pytest.raises(mpi4dl.GeometryError, match="larger than the padded image"):
-        assert_exact_only_tiles(nn.Conv2d(3, 4, 7), (1, 3, 5, 5))
-
-
-def assert_exact_only_tiles(net, shape):
-    from support.exactness import on_tiles
-
-    on_tiles(net.double(), [rand(*shape)], (2, 1))
+    net, message = nn.Conv2d(3, 4, 7).double(), "larger than the padded image"
+    assert_refused(net, rand(1, 3, 5, 5), grid=(2, 1), error=mpi4dl.GeometryError, match=message)

@@ -11,16 +11,11 @@ import torch.nn.functional as F
 from torch import nn
 
 import mpi4dl
-from support.exactness import assert_exact, on_tiles, rand
+from support.exactness import assert_exact, assert_refused, rand
+from support.layouts import NOT_A_GRID
 from support.ranks import run_ranks
 
 GRIDS_2D = [(1, 1), (1, 2), (3, 1), (2, 2), (2, 3)]
-
-
-def no_grid() -> mpi4dl.Layout:
-    box = mpi4dl.Box.of
-    boxes = (box((0, 5), (0, 12)), box((5, 9), (0, 4)), box((5, 9), (4, 12)))
-    return mpi4dl.Layout((9, 12), boxes)
 
 
 def both_ways(there, back):
@@ -208,7 +203,7 @@ def test_windows_of_an_image_whose_boxes_are_no_grid():
     def run(x):
         return windows(x, 3), windows(x.flatten(2).view(1, 2, 9, 12), 3)
 
-    assert_exact(run, rand(1, 2, 9, 12), layout=no_grid())
+    assert_exact(run, rand(1, 2, 9, 12), layout=NOT_A_GRID)
 
 
 @pytest.mark.parametrize("grid", GRIDS_2D)
@@ -273,8 +268,15 @@ def test_plain_operands_of_a_wrong_size_are_an_error_on_every_rank():
         (lambda x, w: x.flatten(2) * w, 14),
         (lambda x, w: x * w, 9),
     ]:
-        with pytest.raises(mpi4dl.LayoutMismatch, match="beside a tile"):
-            on_tiles(f, [rand(2, 3, 3, 5), rand(n)], (1, 2), plain=(1,))
+        assert_refused(
+            f,
+            rand(2, 3, 3, 5),
+            rand(n),
+            grid=(1, 2),
+            plain=(1,),
+            error=mpi4dl.LayoutMismatch,
+            match="beside a tile",
+        )
 
 
 def test_full_tensor_of_flattened_tiles_that_differ_in_their_order():
@@ -284,7 +286,7 @@ def test_full_tensor_of_flattened_tiles_that_differ_in_their_order():
 
     assert_exact(run, rand(2, 4, 7, 5), grid=(2, 2))
     assert_exact(run, rand(2, 4, 7, 5), grid=(3, 1))
-    assert_exact(run, rand(2, 4, 9, 12), layout=no_grid())
+    assert_exact(run, rand(2, 4, 9, 12), layout=NOT_A_GRID)
 
 
 def test_the_same_shape_reached_on_different_ways_can_be_added():
@@ -358,10 +360,7 @@ def test_reshapes_that_no_partition_can_answer_are_refused_with_both_shapes():
         (lambda x: x.reshape(4, 10, 7), r"\(4, 10, 7\)"),
         (lambda x: x.view(2, 7, 4, 5), r"\(2, 7, 4, 5\)"),
     ]:
-        with pytest.raises(
-            mpi4dl.UnsupportedOperator, match=r"\(2, 4, 7, 5\) cannot become " + target
-        ):
-            on_tiles(f, [rand(2, 4, 7, 5)], (2, 2))
+        assert_refused(f, rand(2, 4, 7, 5), match=r"\(2, 4, 7, 5\) cannot become " + target)
 
 
 def test_what_has_no_global_meaning_is_refused():
@@ -370,15 +369,17 @@ def test_what_has_no_global_meaning_is_refused():
         (lambda x: x.detach().view(torch.int64), "another dtype"),
         (lambda x: x.squeeze_(0), "memory"),
     ]:
-        with pytest.raises(mpi4dl.UnsupportedOperator, match=why):
-            on_tiles(f, [rand(2, 4, 7, 5)], (2, 2))
+        assert_refused(f, rand(2, 4, 7, 5), match=why)
 
 
 def test_an_impossible_shape_is_pytorchs_own_error_with_the_global_size():
-    with pytest.raises(RuntimeError, match="invalid for input of size 280"):
-        on_tiles(lambda x: x.view(2, 3, -1, 5), [rand(2, 4, 7, 5)], (2, 2))
-    with pytest.raises(IndexError):
-        on_tiles(lambda x: x.flatten(2, 4), [rand(2, 4, 7, 5)], (2, 2))
+    assert_refused(
+        lambda x: x.view(2, 3, -1, 5),
+        rand(2, 4, 7, 5),
+        error=RuntimeError,
+        match="invalid for input of size 280",
+    )
+    assert_refused(lambda x: x.flatten(2, 4), rand(2, 4, 7, 5), error=IndexError)
 
 
 def test_writing_to_a_view_that_had_to_be_copied_is_refused():
@@ -390,8 +391,7 @@ def test_writing_to_a_view_that_had_to_be_copied_is_refused():
     def in_place(x):
         windows(x).mul_(2)
 
-    with pytest.raises(mpi4dl.UnsupportedOperator, match="made it a copy"):
-        on_tiles(in_place, [rand(1, 2, 12, 12)], (2, 1))
+    assert_refused(in_place, rand(1, 2, 12, 12), grid=(2, 1), match="made it a copy")
     assert_exact(lambda x: windows(x) * 2, rand(1, 2, 12, 12), grid=(2, 1))
 
     def shared(x):  # tiles of whole windows: a view, as in one process
@@ -420,8 +420,7 @@ def test_no_way_of_writing_to_such_a_copy_is_forgotten(write):
     def program(x):
         write((x * 1).view(1, 2, 3, 4, 12))
 
-    with pytest.raises(mpi4dl.UnsupportedOperator, match="made it a copy"):
-        on_tiles(program, [rand(1, 2, 12, 12)], (2, 1))
+    assert_refused(program, rand(1, 2, 12, 12), grid=(2, 1), match="made it a copy")
 
 
 def test_what_is_computed_from_such_a_copy_may_be_written_to():

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import mpi4dl
-from support.exactness import assert_exact, on_tiles, rand
+from support.exactness import assert_exact, assert_refused, on_tiles, rand
 
 ACTIVATIONS = (
     "relu relu6 elu selu celu gelu silu mish sigmoid logsigmoid hardsigmoid hardswish hardtanh "
@@ -140,10 +140,16 @@ def test_cut_batches_and_volumes():
 
 def test_shapes_that_do_not_broadcast_are_an_error_on_every_rank():
     for shape in [(2, 3, 7, 4), (2, 3, 4, 5), (4, 3)]:
-        with pytest.raises((RuntimeError, ValueError)):
-            on_tiles(lambda x, y: x + y, [rand(2, 3, 7, 5), rand(*shape)], (2, 2), plain=(1,))
-    with pytest.raises(RuntimeError):
-        on_tiles(lambda x, y: x + y, [rand(2, 3, 7, 5), rand(2, 3, 8, 5)], (2, 2))
+        assert_refused(
+            lambda x, y: x + y,
+            rand(2, 3, 7, 5),
+            rand(*shape),
+            plain=(1,),
+            error=mpi4dl.LayoutMismatch,
+            match="beside a tile",
+            alike=False,
+        )
+    assert_refused(lambda x, y: x + y, rand(2, 3, 7, 5), rand(2, 3, 8, 5), error=RuntimeError)
 
 
 def test_a_plain_tensor_of_the_local_shape_is_not_taken_for_the_tile():
@@ -152,14 +158,11 @@ def test_a_plain_tensor_of_the_local_shape_is_not_taken_for_the_tile():
     def program(x):
         return x + torch.ones(x.to_local().shape, dtype=torch.float64)
 
-    with pytest.raises((RuntimeError, ValueError)):
-        on_tiles(program, [rand(1, 2, 8, 8)], (2, 2))
-    assert mpi4dl.Tile is not None
+    assert_refused(program, rand(1, 2, 8, 8), error=(RuntimeError, ValueError))
 
 
 def test_positions_where_a_condition_holds_are_refused():
-    with pytest.raises(mpi4dl.UnsupportedOperator, match="finds positions"):
-        on_tiles(lambda x: torch.where(x > 0), [rand(1, 2, 8, 8)], (2, 2))
+    assert_refused(lambda x: torch.where(x > 0), rand(1, 2, 8, 8), match="finds positions")
 
 
 def test_tiles_of_different_layouts_have_the_same_size_on_every_rank():

@@ -9,18 +9,10 @@ import torch.nn.functional as F
 
 import mpi4dl
 from mpi4dl.comm.threads import run_threads
-from support.exactness import assert_exact, on_tiles, rand
-from support.ranks import run_ranks
+from support.exactness import assert_exact, assert_refused, rand
+from support.layouts import NOT_A_GRID
 
 GRIDS_2D = [(1, 2), (3, 1), (2, 2), (2, 3)]
-NOT_A_GRID = mpi4dl.Layout(
-    (9, 12),
-    (
-        mpi4dl.Box.of((0, 5), (0, 12)),
-        mpi4dl.Box.of((5, 9), (0, 4)),
-        mpi4dl.Box.of((5, 9), (4, 12)),
-    ),
-)
 BASIC = [
     np.s_[:],
     np.s_[...],
@@ -43,11 +35,6 @@ BASIC = [
     np.s_[..., None],
     np.s_[-2:, 1, ..., ::4],
 ]
-
-
-def refused(fn, *inputs, grid=(2, 2), match, plain=()):
-    with pytest.raises(mpi4dl.UnsupportedOperator, match=match):
-        on_tiles(fn, inputs, grid, plain=plain)
 
 
 @pytest.mark.parametrize("grid", GRIDS_2D)
@@ -223,7 +210,7 @@ def test_assignment_through_index_tensors(index):
     ],
 )
 def test_what_is_refused(fn, message):
-    refused(fn, rand(2, 3, 5, 6), match=message)
+    assert_refused(fn, rand(2, 3, 5, 6), match=message)
 
 
 @pytest.mark.parametrize(
@@ -245,13 +232,7 @@ def test_the_errors_of_one_process(fn, message):
         (IndexError, ValueError, RuntimeError, TypeError), match=message
     ) as one_process:
         fn(rand(1, 3, 5, 6))
-
-    def program(comm):
-        with pytest.raises(one_process.type, match=message):
-            fn(mpi4dl.shard(rand(1, 3, 5, 6), grid=(7, 1)))
-        return True
-
-    assert all(run_ranks(7, program))
+    assert_refused(fn, rand(1, 3, 5, 6), grid=(7, 1), error=one_process.type, match=message)
 
 
 def test_slicing_sends_nothing():

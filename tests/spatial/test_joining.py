@@ -8,18 +8,11 @@ from torch import nn
 
 import mpi4dl
 from mpi4dl.comm.threads import run_threads
-from support.exactness import assert_exact, on_tiles, rand
+from support.exactness import assert_exact, assert_refused, rand
+from support.layouts import NOT_A_GRID
 from support.ranks import run_ranks
 
 GRIDS_2D = [(1, 2), (3, 1), (2, 2), (2, 3)]
-NOT_A_GRID = mpi4dl.Layout(
-    (9, 12),
-    (
-        mpi4dl.Box.of((0, 5), (0, 12)),
-        mpi4dl.Box.of((5, 9), (0, 4)),
-        mpi4dl.Box.of((5, 9), (4, 12)),
-    ),
-)
 
 
 def three(dim):
@@ -121,8 +114,7 @@ def test_stacks_by_name():
         ]
 
     assert_exact(join, rand(2, 3, 4, 5), rand(2, 3, 4, 5, seed=1))
-    with pytest.raises(mpi4dl.UnsupportedOperator, match="add dimensions"):
-        on_tiles(lambda x: torch.vstack([x, x]), [rand(5)], (2,))
+    assert_refused(lambda x: torch.vstack([x, x]), rand(5), grid=(2,), match="add dimensions")
 
 
 def test_dtypes_are_promoted():
@@ -159,18 +151,24 @@ def test_dense_and_skip_connections(size):
 def test_flattened_tiles_join_along_other_dimensions_only():
     x, y = rand(2, 3, 5, 6), rand(2, 2, 5, 6, seed=1)
     assert_exact(lambda a, b: torch.cat([a.flatten(2), b.flatten(2)], 1).unflatten(2, (5, 6)), x, y)
-    with pytest.raises(mpi4dl.UnsupportedOperator, match="flattened"):
-        on_tiles(lambda a: torch.cat([a.flatten(2), a.flatten(2)], 2), [x], (2, 2))
+    assert_refused(lambda a: torch.cat([a.flatten(2), a.flatten(2)], 2), x, match="flattened")
 
 
 @pytest.mark.parametrize("dim", [1, 2])
 def test_pytorchs_own_errors(dim):
-    with pytest.raises(RuntimeError, match="Sizes of tensors must match"):
-        on_tiles(lambda x: torch.cat([x, x[:, 1:, 1:]], dim), [rand(1, 3, 5, 6)], (2, 2))
-    with pytest.raises(RuntimeError, match="equal size"):
-        on_tiles(lambda x: torch.stack([x, x[:, 1:]], dim), [rand(1, 3, 5, 6)], (2, 2))
-    with pytest.raises(mpi4dl.UnsupportedOperator, match="out="):
-        on_tiles(lambda x: torch.cat([x, x], out=x), [rand(1, 3, 5, 6)], (2, 2))
+    assert_refused(
+        lambda x: torch.cat([x, x[:, 1:, 1:]], dim),
+        rand(1, 3, 5, 6),
+        error=RuntimeError,
+        match="Sizes of tensors must match",
+    )
+    assert_refused(
+        lambda x: torch.stack([x, x[:, 1:]], dim),
+        rand(1, 3, 5, 6),
+        error=RuntimeError,
+        match="equal size",
+    )
+    assert_refused(lambda x: torch.cat([x, x], out=x), rand(1, 3, 5, 6), match="out=")
 
 
 def test_tiles_of_the_same_boxes_join_without_a_message():

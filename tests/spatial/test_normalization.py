@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
 
-import mpi4dl
-from support.exactness import assert_exact, on_tiles, rand
+from support.exactness import (
+    assert_exact,
+    assert_refused,
+    compare,
+    on_tiles,
+    rand,
+    rounding_errors,
+    single_process,
+)
 
 GRIDS = [(1, 2), (3, 1), (2, 2), (2, 3)]
 
@@ -56,19 +65,52 @@ def test_norms(norm, grid):
     assert_exact(Twice(norm), rand(3, 4, 9, 10) * 3 + 1, grid=grid)
 
 
-def test_sync_batch_norm_is_batch_norm():
-    reference = nn.BatchNorm2d(4).double()
-    synced = nn.SyncBatchNorm.convert_sync_batchnorm(nn.Sequential(reference))
-    x = rand(2, 4, 9, 10)
-    want = reference(x)
-    got = on_tiles(synced.double(), [x], (2, 2)).outputs[0]
-    assert torch.allclose(want, got, rtol=1e-12, atol=1e-12)
+@pytest.mark.parametrize("grid", GRIDS)
+def test_sync_batch_norm_is_batch_norm(grid):
+    norm = nn.BatchNorm2d(4)
+    for parameter in norm.parameters():
+        nn.init.normal_(parameter)
+    whole = Twice(norm).double()
+    synced = nn.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(whole))
+    assert isinstance(synced.norm, nn.SyncBatchNorm)
+    x = rand(3, 4, 9, 10) * 3 + 1
+    compare(on_tiles(synced, [x], grid), single_process(whole, [x]), f"SyncBatchNorm on {grid}")
 
 
-def test_one_and_three_dimensions():
-    assert_exact(nn.BatchNorm1d(3), rand(2, 3, 17), grid=(3,))
-    assert_exact(nn.BatchNorm3d(3), rand(1, 3, 5, 6, 7), grid=(2, 1, 2))
-    assert_exact(nn.InstanceNorm3d(3), rand(1, 3, 5, 6, 7), grid=(2, 2), dims=(2, 4))
+@pytest.mark.parametrize(
+    "norm",
+    [
+        nn.BatchNorm1d(4),
+        nn.InstanceNorm1d(4),
+        nn.InstanceNorm1d(4, affine=True, track_running_stats=True),
+        nn.GroupNorm(2, 4),
+        nn.LocalResponseNorm(3),
+        nn.LayerNorm([4, 17]),
+        nn.LayerNorm(17),
+    ],
+    ids=str,
+)
+def test_one_dimension(norm):
+    assert_exact(Twice(norm), rand(2, 4, 17) * 3 + 1, grid=(3,))
+    assert_exact(Twice(norm), rand(2, 4, 17) * 3 + 1, grid=(19,))
+
+
+@pytest.mark.parametrize(
+    "norm",
+    [
+        nn.BatchNorm3d(4),
+        nn.InstanceNorm3d(4, affine=True, track_running_stats=True),
+        nn.GroupNorm(2, 4),
+        nn.LocalResponseNorm(2, alpha=0.1),
+        nn.LayerNorm([4, 5, 6, 7]),
+        nn.LayerNorm([6, 7]),
+    ],
+    ids=str,
+)
+def test_three_dimensions(norm):
+    x = rand(2, 4, 5, 6, 7) * 3 + 1
+    assert_exact(Twice(norm), x, grid=(2, 1, 3))
+    assert_exact(Twice(norm), x, grid=(2, 2), dims=(2, 4))
 
 
 def test_the_batch_cut_alone_or_together_with_the_image():
@@ -96,23 +138,45 @@ def test_empty_tiles():
         assert_exact(norm, rand(2, 4, 3, 2), grid=(4, 3))
 
 
-@pytest.mark.parametrize("norm", [nn.BatchNorm2d(4), nn.GroupNorm(2, 4), nn.LayerNorm([4, 16, 16])])
-def test_float32_keeps_its_digits_at_a_mean_of_1000(norm):
-    x = rand(2, 4, 16, 16, dtype=torch.float32) + 1000
-    want = norm.double()(x.double())
-    plain = norm.float()(x)
-    got = on_tiles(norm.float(), [x], (2, 2)).outputs[0]
-    # The input itself carries a rounding of 1000 · 2⁻²⁴ against a standard deviation of one.
-    bound = 1000 * 2**-23
-    assert (plain - want).abs().max() < bound
-    assert (got - want).abs().max() < bound
+@pytest.mark.parametrize("grid", [(2, 2), (5, 1)], ids=str)
+@pytest.mark.parametrize("mean", [0, 1000])
+@pytest.mark.parametrize(
+    "norm",
+    [
+        nn.BatchNorm2d(4),
+        nn.GroupNorm(2, 4),
+        nn.InstanceNorm2d(4, affine=True),
+        nn.LayerNorm([4, 17, 16]),
+    ],
+    ids=str,
+)
+def test_float32_keeps_the_digits_that_one_process_keeps(norm, mean, grid):
+    for parameter in norm.parameters():
+        nn.init.normal_(parameter)
+    x = rand(2, 4, 17, 16, dtype=torch.float32) + mean
+    exact = single_process(copy.deepcopy(norm).double(), [x.double()])
+    one_process = rounding_errors(single_process(norm, [x]), exact)
+    # A mean is rounded to float32, and this error counts against a deviation of one.
+    rounding = max(mean, 1) * 2**-23
+    for name, error in rounding_errors(on_tiles(norm, [x], grid), exact).items():
+        assert error <= 2 * one_process[name] + rounding, name
 
 
 def test_too_few_values_is_an_error_on_every_rank():
-    with pytest.raises(ValueError, match="more than 1 value per channel"):
-        on_tiles(nn.BatchNorm2d(4).double(), [rand(1, 4, 1, 1)], (2, 1))
+    assert_refused(
+        nn.BatchNorm2d(4).double(),
+        rand(1, 4, 1, 1),
+        grid=(2, 1),
+        error=ValueError,
+        match="more than 1 value per channel",
+    )
 
 
 def test_split_channels_are_refused():
-    with pytest.raises(mpi4dl.UnsupportedOperator, match="channels are split"):
-        on_tiles(nn.BatchNorm2d(4).double(), [rand(2, 4, 3, 3)], (2,), (1,))
+    assert_refused(
+        nn.BatchNorm2d(4).double(),
+        rand(2, 4, 3, 3),
+        grid=(2,),
+        dims=(1,),
+        match="channels are split",
+    )

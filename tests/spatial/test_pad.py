@@ -9,18 +9,10 @@ from torch import nn
 
 import mpi4dl
 from mpi4dl.comm.threads import run_threads
-from support.exactness import assert_exact, on_tiles, rand
-from support.ranks import run_ranks
+from support.exactness import assert_exact, assert_refused, rand
+from support.layouts import NOT_A_GRID
 
 GRIDS_2D = [(1, 2), (3, 1), (2, 2), (2, 3)]
-NOT_A_GRID = mpi4dl.Layout(
-    (9, 12),
-    (
-        mpi4dl.Box.of((0, 5), (0, 12)),
-        mpi4dl.Box.of((5, 9), (0, 4)),
-        mpi4dl.Box.of((5, 9), (4, 12)),
-    ),
-)
 
 
 def padding(pad, mode="constant", value=None):
@@ -166,14 +158,13 @@ def test_masks_and_integers(dtype):
 def test_pytorchs_own_errors(pad, mode, message):
     with pytest.raises((RuntimeError, NotImplementedError), match=message) as one_process:
         F.pad(rand(1, 2, 5, 7), pad, mode)
-
-    def program(comm):
-        x = mpi4dl.shard(rand(1, 2, 5, 7), grid=(2, 3))
-        with pytest.raises(one_process.type, match=message):
-            F.pad(x, pad, mode)
-        return True
-
-    assert all(run_ranks(6, program))
+    assert_refused(
+        lambda x: F.pad(x, pad, mode),
+        rand(1, 2, 5, 7),
+        grid=(2, 3),
+        error=one_process.type,
+        match=message,
+    )
 
 
 def test_constant_padding_and_cropping_send_nothing():
@@ -199,5 +190,4 @@ def test_reflection_inside_a_tile_sends_nothing():
 
 
 def test_flattened_image_dimensions_are_refused():
-    with pytest.raises(mpi4dl.UnsupportedOperator, match="flattened"):
-        on_tiles(lambda x: F.pad(x.flatten(2), (1, 1)), [rand(1, 2, 5, 7)], (2, 2))
+    assert_refused(lambda x: F.pad(x.flatten(2), (1, 1)), rand(1, 2, 5, 7), match="flattened")

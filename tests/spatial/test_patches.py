@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import mpi4dl
-from support.exactness import assert_exact, on_tiles, rand
+from support.exactness import assert_exact, assert_refused, rand
+from support.layouts import NOT_A_GRID
 
 GRIDS_2D = [(1, 1), (1, 2), (3, 1), (2, 2), (2, 3), (7, 1)]
 OPTIONS = [
@@ -18,12 +19,6 @@ OPTIONS = [
     {"kernel_size": 3, "dilation": 2, "stride": 3, "padding": 2},
     {"kernel_size": 1, "stride": 3},
 ]
-
-
-def no_grid() -> mpi4dl.Layout:
-    box = mpi4dl.Box.of
-    boxes = (box((0, 5), (0, 12)), box((5, 9), (0, 4)), box((5, 9), (4, 12)))
-    return mpi4dl.Layout((9, 12), boxes)
 
 
 def folded(**options):
@@ -46,7 +41,7 @@ def test_unfold_and_fold(options, grid):
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_unfold_and_fold_elsewhere(options):
-    assert_exact(folded(**options), rand(2, 3, 9, 12), layout=no_grid())
+    assert_exact(folded(**options), rand(2, 3, 9, 12), layout=NOT_A_GRID)
     assert_exact(folded(**options), rand(3, 3, 9, 11), grid=(2, 2), dims=(0, 2))
     assert_exact(folded(**options), rand(3, 3, 9, 11), grid=(4,), dims=(0,))
     assert_exact(folded(**options), rand(3, 9, 11), grid=(2, 2))
@@ -94,16 +89,21 @@ def test_sliding_windows_of_signals_and_volumes():
     assert_exact(lambda x: x.unfold(-1, 5, 2) * 2, rand(2, 3, 31), grid=(4,))
     assert_exact(lambda x: x.unfold(0, 2, 1) * 2, rand(3, 3, 31), grid=(2, 2), dims=(0, 2))
     assert_exact(lambda x: x.unfold(3, 3, 1) * 2, rand(1, 2, 4, 5, 6), grid=(2, 2, 2))
-    assert_exact(lambda x: x.unfold(-1, 5, 2) * 2, rand(9, 12), layout=no_grid())
+    assert_exact(lambda x: x.unfold(-1, 5, 2) * 2, rand(9, 12), layout=NOT_A_GRID)
 
 
 def test_what_unfold_cannot_do():
-    with pytest.raises(mpi4dl.GeometryError, match="larger than the padded image"):
-        on_tiles(lambda x: F.unfold(x, 9), [rand(1, 2, 7, 9)], (2, 2))
-    with pytest.raises(RuntimeError, match="maximum size"):
-        on_tiles(lambda x: x.unfold(2, 9, 1), [rand(1, 2, 7, 9)], (2, 2))
+    assert_refused(
+        lambda x: F.unfold(x, 9),
+        rand(1, 2, 7, 9),
+        error=mpi4dl.GeometryError,
+        match="larger than the padded image",
+    )
+    assert_refused(
+        lambda x: x.unfold(2, 9, 1), rand(1, 2, 7, 9), error=RuntimeError, match="maximum size"
+    )
     for f in (lambda x: F.unfold(x.flatten(2)[:, None], 1), lambda x: x.flatten(2).unfold(2, 2, 2)):
-        with pytest.raises(mpi4dl.UnsupportedOperator, match="flattened"):
-            on_tiles(f, [rand(1, 2, 7, 9)], (2, 2))
-    with pytest.raises(mpi4dl.UnsupportedOperator, match="channels are split"):
-        on_tiles(lambda x: F.fold(x, 4, 2), [rand(1, 8, 9)], (2,), dims=(1,))
+        assert_refused(f, rand(1, 2, 7, 9), match="flattened")
+    assert_refused(
+        lambda x: F.fold(x, 4, 2), rand(1, 8, 9), grid=(2,), dims=(1,), match="channels are split"
+    )

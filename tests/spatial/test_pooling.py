@@ -7,8 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import mpi4dl
-from support.exactness import assert_exact, rand
+from support.exactness import assert_exact, assert_refused, rand
 
 GRIDS = [(1, 2), (3, 1), (2, 2), (2, 3)]
 
@@ -55,6 +54,25 @@ def test_pool_1d_and_3d():
         assert_exact(pool, rand(1, 2, 7, 9, 8), grid=(2, 2), dims=(-3, -1))
 
 
+@pytest.mark.parametrize("grid", [(2, 1, 2), (1, 3, 2), (5, 1, 1)])
+@pytest.mark.parametrize(
+    "pool",
+    [
+        nn.MaxPool3d(3, 2, 1, ceil_mode=True),
+        nn.MaxPool3d((2, 3, 1), (1, 2, 3), dilation=(3, 1, 2), ceil_mode=True),
+        nn.MaxPool3d(2, 1, 1, dilation=2),
+        nn.AvgPool3d(3, 2, 1, ceil_mode=True),
+        nn.AvgPool3d((3, 2, 2), 2, (1, 0, 1), ceil_mode=True, count_include_pad=False),
+        nn.AvgPool3d(3, (1, 2, 3), 1, divisor_override=5),
+        nn.LPPool3d(2, 2),
+        nn.LPPool3d(4, (1, 2, 3), stride=(1, 2, 1), ceil_mode=True),
+    ],
+    ids=str,
+)
+def test_pool3d(pool, grid):
+    assert_exact(pool, rand(2, 2, 7, 8, 6), grid=grid)
+
+
 def test_ties_go_to_the_first_as_in_one_process():
     ties = torch.relu(rand(1, 2, 12, 12) - 1)
     assert_exact(nn.MaxPool2d(3, 2, 1), ties, grid=(2, 2))
@@ -65,11 +83,9 @@ def test_ties_go_to_the_first_as_in_one_process():
 
 
 @pytest.mark.parametrize("grid", GRIDS)
-@pytest.mark.parametrize("size", [1, (2, 3), (1, 4), 6, (None, 1), (5, None), (11, 9), (20, 17)])
+@pytest.mark.parametrize("size", [1, (2, 3), (1, 4), 6, (11, 9), (20, 17)])
 @pytest.mark.parametrize("kind", [nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d])
 def test_adaptive_pool2d(kind, size, grid):
-    if size in ((None, 1), (5, None)):
-        return  # below: partly adaptive
     assert_exact(kind(size), rand(2, 3, 13, 14), grid=grid)
 
 
@@ -102,17 +118,11 @@ def test_batch_cut():
     assert_exact(nn.AdaptiveAvgPool2d(1), rand(4, 2, 9, 8), grid=(2, 2), dims=(0, 3))
 
 
-def test_indices_are_refused():
-    def program(comm):
-        tile = mpi4dl.shard(rand(1, 2, 8, 8), grid=(2, 1))
-        with pytest.raises(mpi4dl.UnsupportedOperator, match="return_indices=False"):
-            F.max_pool2d(tile, 2, return_indices=True)
-        with pytest.raises(mpi4dl.UnsupportedOperator, match="return_indices=False"):
-            F.adaptive_max_pool2d(tile, 2, return_indices=True)
-
-    from mpi4dl.comm.threads import run_threads
-
-    run_threads(2, program)
+@pytest.mark.parametrize("pool", [F.max_pool2d, F.adaptive_max_pool2d])
+def test_indices_are_refused(pool):
+    assert_refused(
+        lambda x: pool(x, 2, return_indices=True), rand(1, 2, 8, 8), match="return_indices=False"
+    )
 
 
 def test_integer_tiles():

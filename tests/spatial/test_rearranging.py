@@ -5,18 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-import mpi4dl
-from support.exactness import assert_exact, on_tiles, rand
+from support.exactness import assert_exact, assert_refused, rand
+from support.layouts import NOT_A_GRID
 
 GRIDS_2D = [(1, 2), (3, 1), (2, 2), (2, 3)]
-NOT_A_GRID = mpi4dl.Layout(
-    (9, 12),
-    (
-        mpi4dl.Box.of((0, 5), (0, 12)),
-        mpi4dl.Box.of((5, 9), (0, 4)),
-        mpi4dl.Box.of((5, 9), (4, 12)),
-    ),
-)
 CASES = {
     "flip": lambda x: [x.flip(2), torch.flip(x, dims=[0, 3]), x.flip(-1, -2), x.flip((1, 2, 3))],
     "flip by name": lambda x: [x[0, 0].flipud(), torch.fliplr(x[0, 0]), x.flipud(), x.fliplr()],
@@ -107,8 +99,7 @@ def test_shifted_windows_as_in_swin():
     ],
 )
 def test_what_is_refused(fn, message):
-    with pytest.raises(mpi4dl.UnsupportedOperator, match=message):
-        on_tiles(fn, [rand(2, 3, 5, 6)], (2, 2))
+    assert_refused(fn, rand(2, 3, 5, 6), match=message)
 
 
 @pytest.mark.parametrize(
@@ -122,6 +113,6 @@ def test_what_is_refused(fn, message):
     ],
 )
 def test_pytorchs_own_errors(fn, message):
-    for run in (fn, lambda x: on_tiles(fn, [x], (2, 2))):
-        with pytest.raises((RuntimeError, IndexError), match=message):
-            run(rand(1, 3, 5, 6))
+    with pytest.raises((RuntimeError, IndexError), match=message):
+        fn(rand(1, 3, 5, 6))
+    assert_refused(fn, rand(1, 3, 5, 6), error=(RuntimeError, IndexError), match=message)

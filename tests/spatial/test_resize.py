@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import mpi4dl
-from support.exactness import assert_exact, on_tiles, rand, relative, single_process
+from support.exactness import assert_exact, assert_refused, on_tiles, rand, relative, single_process
+from support.layouts import NOT_A_GRID
 
 GRIDS_2D = [(1, 2), (3, 1), (2, 3)]
 NEAREST = ["nearest", "nearest-exact"]
@@ -113,12 +114,9 @@ def test_any_cuts(how, cuts):
 
 
 def test_boxes_that_are_no_grid():
-    box = mpi4dl.Box.of
-    boxes = (box((0, 5), (0, 12)), box((5, 9), (0, 4)), box((5, 9), (4, 12)))
-    layout = mpi4dl.Layout((9, 12), boxes)
     for how in ({"mode": "nearest"}, *SMOOTH_2D):
         for asked in ({"scale_factor": 2}, {"scale_factor": 1 / 3}, {"size": (7, 20)}):
-            assert_exact(resize(**how, **asked), rand(1, 2, 9, 12), layout=layout)
+            assert_exact(resize(**how, **asked), rand(1, 2, 9, 12), layout=NOT_A_GRID)
 
 
 def test_batch_and_channels_may_be_cut_too():
@@ -267,21 +265,28 @@ def test_weights_measured_in_inference_mode_serve_training():
 def test_errors_are_those_of_one_process(options, error, message):
     with pytest.raises(error, match=message):
         F.interpolate(rand(1, 2, 6, 7), **options)
-    with pytest.raises(error, match=message):
-        on_tiles(resize(**options), [rand(1, 2, 6, 7)], (2, 1))
+    assert_refused(resize(**options), rand(1, 2, 6, 7), grid=(2, 1), error=error, match=message)
 
 
 def test_smooth_modes_refuse_integers():
     image = torch.zeros(1, 1, 8, 8, dtype=torch.uint8)
-    with pytest.raises(mpi4dl.UnsupportedOperator, match=r"Convert the image with \.float"):
-        on_tiles(resize(scale_factor=2, mode="bilinear"), [image], (2, 1))
-    with pytest.raises(RuntimeError, match="not implemented for 'Long'"):
-        on_tiles(resize(scale_factor=2), [image.long()], (2, 1))
+    assert_refused(
+        resize(scale_factor=2, mode="bilinear"),
+        image,
+        grid=(2, 1),
+        match=r"Convert the image with \.float",
+    )
+    assert_refused(
+        resize(scale_factor=2),
+        image.long(),
+        grid=(2, 1),
+        error=RuntimeError,
+        match="not implemented for 'Long'",
+    )
 
 
 def test_flattened_images_are_refused():
     def fn(x):
         return F.interpolate(x.flatten(2), scale_factor=2)
 
-    with pytest.raises(mpi4dl.UnsupportedOperator, match="flattened into one"):
-        on_tiles(fn, [rand(1, 2, 6, 7)], (1, 2))
+    assert_refused(fn, rand(1, 2, 6, 7), grid=(1, 2), match="flattened into one")

@@ -6,23 +6,11 @@ import pytest
 import torch
 
 import mpi4dl
-from support.exactness import assert_exact, on_tiles, rand
+from support.exactness import assert_exact, assert_refused, rand
+from support.layouts import NOT_A_GRID
 from support.ranks import run_ranks
 
 GRIDS_2D = [(1, 2), (3, 1), (2, 2), (2, 3)]
-NOT_A_GRID = mpi4dl.Layout(
-    (9, 12),
-    (
-        mpi4dl.Box.of((0, 5), (0, 12)),
-        mpi4dl.Box.of((5, 9), (0, 4)),
-        mpi4dl.Box.of((5, 9), (4, 12)),
-    ),
-)
-
-
-def refused(fn, *inputs, grid=(2, 2), match, plain=()):
-    with pytest.raises(mpi4dl.UnsupportedOperator, match=match):
-        on_tiles(fn, inputs, grid, plain=plain)
 
 
 @pytest.mark.parametrize("grid", GRIDS_2D)
@@ -128,14 +116,16 @@ def test_unbind_of_uncut_dimensions():
     assert_exact(lambda x: x.unbind(1), rand(2, 3, 5, 6))
     assert_exact(lambda x: torch.unbind(x), rand(2, 3, 5, 6), grid=(1, 2))
     assert_exact(lambda x: sum(a * i for i, a in enumerate(x)), rand(3, 2, 5, 6))
-    refused(lambda x: x.unbind(-1), rand(1, 1, 5, 6), match="dimension -1 is split")
+    assert_refused(lambda x: x.unbind(-1), rand(1, 1, 5, 6), match="dimension -1 is split")
 
 
 def test_index_select_of_uncut_dimensions():
     index = torch.tensor([2, 0, 2])
     assert_exact(lambda x: x.index_select(1, index), rand(2, 3, 5, 6))
     assert_exact(lambda x: torch.index_select(x, -2, index), rand(2, 3, 5, 6), grid=(1, 3))
-    refused(lambda x: x.index_select(2, index), rand(1, 1, 5, 6), match="dimension -2 is split")
+    assert_refused(
+        lambda x: x.index_select(2, index), rand(1, 1, 5, 6), match="dimension -2 is split"
+    )
 
 
 def test_a_part_is_a_view_on_every_rank():
@@ -165,13 +155,7 @@ def test_a_part_is_a_view_on_every_rank():
 def test_pytorchs_own_errors(fn, message):
     with pytest.raises((RuntimeError, IndexError), match=message) as one_process:
         fn(rand(1, 2, 5, 6))
-
-    def program(comm):
-        with pytest.raises(one_process.type, match=message):
-            fn(mpi4dl.shard(rand(1, 2, 5, 6), grid=(3, 2)))
-        return True
-
-    assert all(run_ranks(6, program))
+    assert_refused(fn, rand(1, 2, 5, 6), grid=(3, 2), error=one_process.type, match=message)
 
 
 def test_joined_dimensions_are_refused_and_their_neighbours_are_not():
@@ -179,5 +163,5 @@ def test_joined_dimensions_are_refused_and_their_neighbours_are_not():
     assert_exact(
         lambda x: [a.unflatten(-1, (5, 6)) for a in x.flatten(2).unbind(1)], rand(2, 3, 5, 6)
     )
-    refused(lambda x: x.flatten(2).narrow(2, 1, 2), rand(2, 3, 5, 6), match="flattened")
-    refused(lambda x: x.flatten(2).select(2, 1), rand(2, 3, 5, 6), match="flattened")
+    assert_refused(lambda x: x.flatten(2).narrow(2, 1, 2), rand(2, 3, 5, 6), match="flattened")
+    assert_refused(lambda x: x.flatten(2).select(2, 1), rand(2, 3, 5, 6), match="flattened")

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from support.exactness import assert_exact, rand
 
-timm = pytest.importorskip("timm")
-torchvision = pytest.importorskip("torchvision")
-smp = pytest.importorskip("segmentation_models_pytorch")
-nets = pytest.importorskip("monai.networks.nets")
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import segmentation_models_pytorch as smp
+    import timm
+    import torchvision
+    from monai.networks import nets
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -110,3 +115,48 @@ def test_segmentation_models(name):
 )
 def test_monai_volumes(model, shape):
     check(model(), 1, 1, *shape, grid=(2, 1, 2))
+
+
+class WithLoss(nn.Module):
+    """A network and its loss, which on tiles is computed from tiles: nothing is gathered."""
+
+    def __init__(self, net: nn.Module, options: dict[str, object]) -> None:
+        super().__init__()
+        self.net = without_dropout(net)
+        self.options = options
+
+    def forward(self, x, labels):
+        logits = self.net(x)
+        logits = logits["out"] if isinstance(logits, dict) else logits
+        weight = torch.linspace(0.5, 2, logits.shape[1], dtype=logits.dtype)
+        return F.cross_entropy(logits, labels, weight, **self.options)
+
+
+DENSE = {
+    "smp Unet": (
+        lambda: smp.Unet("resnet18", encoder_weights=None, classes=3),
+        (2, 3, 64, 96),
+        {},
+    ),
+    "torchvision LRASPP": (
+        lambda: torchvision.models.segmentation.lraspp_mobilenet_v3_large(
+            weights=None, weights_backbone=None, num_classes=3
+        ),
+        (2, 3, 65, 71),
+        {"ignore_index": 1},
+    ),
+    "MONAI UNet": (
+        lambda: nets.UNet(3, 1, 3, (4, 8, 16), (2, 2), num_res_units=2),
+        (1, 1, 20, 24, 16),
+        {"reduction": "sum", "label_smoothing": 0.1},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DENSE)
+def test_dense_predictions_and_their_loss(name):
+    make, shape, options = DENSE[name]
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(0, 3, (shape[0], *shape[2:]), generator=generator)
+    torch.manual_seed(0)
+    assert_exact(WithLoss(make(), options), rand(*shape), labels, grid=(2, 2))

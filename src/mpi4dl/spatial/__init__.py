@@ -3,7 +3,7 @@
 Importing this package registers the rules. "My operator is missing": start at `registry.py`.
 """
 
-from . import (
+from . import (  # noqa: F401 - for the rules that they register
     adaptive,
     along,
     autocast,
@@ -14,7 +14,6 @@ from . import (
     dimensions,
     elementwise,
     extremes,
-    fused_halo,
     indexing,
     joining,
     losses,
@@ -31,40 +30,8 @@ from . import (
     shuffle,
     slicing,
 )
-from .fused_halo import FusedHalo
+from .fused_halo import FusedHalo, fused_halo
 from .registry import spatial_op
 from .tile import Tile, shard, wrap
 
-__all__ = [
-    "FusedHalo",
-    "Tile",
-    "adaptive",
-    "along",
-    "autocast",
-    "autograd",
-    "bypasses",
-    "contraction",
-    "convolution",
-    "dimensions",
-    "elementwise",
-    "extremes",
-    "fused_halo",
-    "indexing",
-    "joining",
-    "losses",
-    "metadata",
-    "normalization",
-    "pad",
-    "patches",
-    "pooling",
-    "randomness",
-    "rearranging",
-    "reductions",
-    "repeating",
-    "resize",
-    "shard",
-    "shuffle",
-    "slicing",
-    "spatial_op",
-    "wrap",
-]
+__all__ = ["FusedHalo", "Tile", "fused_halo", "shard", "spatial_op", "wrap"]

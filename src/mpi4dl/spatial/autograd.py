@@ -46,7 +46,7 @@ def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) 
         gradients = list(given) if grad_tensors is not None else [None] * len(outputs)
         grad_tensors = [_local_gradient(t, g) for t, g in zip(outputs, gradients, strict=True)]
         with torch.enable_grad():  # reentrant checkpointing calls this while gradients are off
-            tensors = [alias(t) if isinstance(t, Tile) else t for t in outputs]
+            tensors = [alias(t.settled()) if isinstance(t, Tile) else t for t in outputs]
     _backward(tensors, grad_tensors, *args, **kwargs)
 
 
@@ -97,6 +97,10 @@ def register_hook(func: Any, tile: Tile, hook: Callable[[Tensor], Tensor | None]
 
     with no_intercept():
         return func(tile, on_tiles)
+
+
+OF_ONE_TENSOR = {backward_method, grad, register_hook}
+"""Rules for what concerns one node of the graph, and not the values of a tensor."""
 
 
 # ── hooks of modules on the gradients of their inputs and outputs ────────────────────────────────

@@ -76,6 +76,8 @@ def _checked_apply(cls: type[torch.autograd.Function], *args: Any, **kwargs: Any
             "Use the operators that it stands for, or give it a rule of its own: "
             f"@mpi4dl.spatial_op({cls.__qualname__})",
         )
+    if cls.__module__.startswith("torch."):  # they know the shapes of the own regions
+        args = tuple(value.settled() if isinstance(value, Tile) else value for value in args)
     return _apply(cls, *args, **kwargs)
 
 

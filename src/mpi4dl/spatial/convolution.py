@@ -13,7 +13,7 @@ from ..errors import GeometryError
 from ..geometry import SlidingWindow, TransposedWindow, check_output, conv_size, transposed_size
 from .additive_halo import Geometry, convolve, is_aligned
 from .regions import WindowPlan, Windows, check_ordinary, plan, windowed, windows_for
-from .registry import FUSING, refuse, spatial_op
+from .registry import refuse, spatial_op
 from .tile import Tile, alias, wrap
 
 _DIMENSIONS = {
@@ -113,12 +113,16 @@ def convolution(
             region = F.pad(region, [side for pair in reversed(uneven) for side in pair])
         return func(region, weight, bias, strides, native, dilations, groups)
 
-    return windowed(input, windows, kernel_call)
+    def native_call(local: Tensor) -> Tensor:
+        return func(local, weight, bias, strides, symmetric, dilations, groups)
+
+    even = all(before == after for before, after in pads)
+    return windowed(input, windows, kernel_call, native=native_call if even else None)
 
 
 def _overlaps(x: Tile, windows: Windows, pads: Sequence[tuple[int, int]], weight: Tensor) -> bool:
     """Whether the tile is convolved while its halo is under way. The same on every rank."""
-    if FUSING.get() is not None or x.ndim != weight.ndim:
+    if x.margin is not None or x.ndim != weight.ndim:
         return False
     if any(before != after for before, after in pads):
         return False

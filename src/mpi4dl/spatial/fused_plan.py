@@ -1,35 +1,33 @@
-"""What a group of layers does to its tiles, noted in a dry run, and how far each has to be known.
+"""How wide the margins of a group of layers must be, found in a dry run.
 
-The second half of `fused_halo.py`: nothing here computes pixels.
+The group runs once on the meta device with tiles that note which operator reads which of them,
+and through which windows. Going back from the end, the windows say how far beyond its own region
+each tile has to be known:
+
+    needs of the input  ◀── window ◀── window ◀── own region of the output
+
+Nothing here computes pixels, and nothing depends on its answer but how often neighbours are asked.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from ..comm.communicator import Communicator, Done, Message, Pending, ReduceOp
-from ..geometry import Box, Interval
-from .convolution import convolution, transposed_convolution
-from .elementwise import elementwise, elementwise_inplace
-from .metadata import length, numel, pass_through, shape, size, stored_differently
-from .normalization import batch_norm
+from ..geometry import Box, Interval, SlidingWindow
+from .margin import POINTWISE, QUESTIONS, USES_MARGINS, Boxes, broadcasts
 from .placement import Placement
-from .pooling import avg_pool, avg_pool1d, max_pool
-from .regions import WindowPlan, Windows
-from .registry import FUSING
+from .regions import Kernel, Native, Windows, windowed
+from .registry import HANDLERS, answer
 from .tile import Tile, alias, wrap
-
-Boxes = tuple[Box, ...]
-QUESTIONS = {pass_through, shape, size, numel, length}
-POINTWISE = {elementwise, elementwise_inplace, stored_differently}
-WINDOWED = {convolution, transposed_convolution, max_pool, avg_pool, avg_pool1d}
 
 
 class _Nobody:
@@ -50,115 +48,100 @@ class _Nobody:
 
 @dataclass
 class Step:
-    """One operator of the group: which values it reads and makes, and through which windows."""
+    """One operator that margins can pass: the values it reads, the one it makes, its windows."""
 
-    func: Any
     inputs: tuple[int, ...]
-    output: int = -1
-    before: tuple[Placement, ...] = ()
-    after: Placement | None = None
-    windows: Windows | None = None
-    in_place: bool = False
-    known: bool = False  # margins pass through it
+    output: int
+    before: Placement
+    windows: Windows | None
 
 
 @dataclass
-class Group:
-    """What a run of the group shares: values get numbers in the order in which they appear."""
+class Trace:
+    """What a dry run notes. Values are numbered; those written in place keep their number."""
 
     steps: list[Step] = field(default_factory=list)
-    values: int = 0
+    own: list[Boxes] = field(default_factory=list)  # of every value, without a margin
+    windows: Windows | None = None
 
-    def number(self, tile: Tile) -> int:
-        owner, value = tile.value
-        if owner is not self:
-            value = self._next(tile)
-        return value
+    def number(self, placement: Placement) -> int:
+        self.own.append(placement.layout.boxes)
+        return len(self.own) - 1
 
-    def _next(self, tile: Tile) -> int:
-        tile.value = (self, self.values)
-        self.values += 1
-        return self.values - 1
-
-
-def tiles_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tile]:
-    return [a for a in (*args, *kwargs.values()) if isinstance(a, Tile)]
-
-
-def _broadcasts(plain: Tensor, placement: Placement) -> bool:
-    return all(plain.ndim < -d or plain.shape[d] == 1 for d in placement.dims)
-
-
-def _lets_margins_pass(handler: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    if handler not in POINTWISE | WINDOWED | {batch_norm}:
-        return False
-    tiles = tiles_in(args, kwargs)
-    first = tiles[0].placement
-    if first.joined or any(t.placement != first for t in tiles):
-        return False
-    if handler in POINTWISE:
-        plain = [a for a in (*args, *kwargs.values()) if type(a) is not Tile]
-        return all(_broadcasts(p, first) for p in plain if isinstance(p, Tensor))
-    return len(tiles) == 1
-
-
-class Recording(Group):
-    """The dry run: notes every step."""
-
-    def run(self, func: Any, handler: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if handler in QUESTIONS:
-            return handler(func, *args, **kwargs)
-        tiles = tiles_in(args, kwargs)
-        step = Step(
-            func,
-            tuple(self.number(t) for t in tiles),
-            before=tuple(t.placement for t in tiles),
-            known=_lets_margins_pass(handler, args, kwargs),
-        )
-        self.steps.append(step)
-        if step.known and handler in POINTWISE:
-            out, step.in_place = _pointwise_on_meta(func, args, kwargs)
-        elif step.known:
-            out = handler(func, *args, **kwargs)
-            step.known = isinstance(out, Tile) and (handler not in WINDOWED or bool(step.windows))
-        else:
-            with suspended():
-                out = handler(func, *args, **kwargs)
-        if isinstance(out, Tile):
-            step.output, step.after = self._next(out), out.placement
-        return out
+    def own_part(self, tile: Tile) -> None:
+        """All of it (`Margin.own_part`)."""
+        return
 
     def windowed(
-        self, tile: Tile, windows: Windows, kernel: Callable[..., Tensor], fill: float
-    ) -> WindowPlan | None:
-        self.steps[-1].windows = windows
-        return None
+        self, tile: TracedTile, windows: Windows, kernel: Kernel, fill: float, native: Native | None
+    ) -> Tile:
+        """Where a `Margin` would look at its pixels (`regions.windowed`)."""
+        self.windows = windows
+        return windowed(_plain(tile), windows, kernel, fill)
 
 
-def _pointwise_on_meta(
-    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Any, bool]:
-    """The result, and whether it is the first operand itself. On plain tensors: PyTorch's meta
-    kernels in Python ask a tensor for its `layout`, which for a tile is something else."""
-    tiles = tiles_in(args, kwargs)
-    locals_ = {id(t): alias(t) for t in tiles}
+class TracedTile(Tile):
+    """A tile of the dry run."""
 
-    def plain(value: Any) -> Any:
-        return locals_[id(value)] if isinstance(value, Tile) else value
+    margin: Trace
+    number: int
 
-    out = func(*map(plain, args), **{k: plain(v) for k, v in kwargs.items()})
-    for tile in tiles:
-        if out is locals_[id(tile)]:
-            return tile, True
-    return wrap(out, tiles[0].placement) if isinstance(out, Tensor) else out, False
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        handler, kwargs = HANDLERS.get(func), kwargs or {}
+        if handler in QUESTIONS:
+            return answer(func, args, kwargs, Tile)
+        tensors = [v for v in tree_leaves((args, kwargs)) if isinstance(v, Tensor)]
+        operands = [t for t in tensors if isinstance(t, TracedTile)]
+        trace, placement = operands[0].margin, operands[0].placement
+        trace.windows = None
+        if handler in POINTWISE and _fit_together(tensors, placement):
+            out = _pointwise(func, args, kwargs)
+        elif handler in USES_MARGINS - POINTWISE:
+            out = answer(func, args, kwargs, Tile)
+        else:
+            args, kwargs = tree_map(_plain, (args, kwargs))
+            return tree_map(lambda v: _traced(v, trace), answer(func, args, kwargs, Tile))
+        if not isinstance(out, Tile):
+            return out
+        result = _traced(out, trace)
+        inputs = tuple(t.number for t in operands)
+        trace.steps.append(Step(inputs, result.number, placement, trace.windows))
+        return result
 
 
-class suspended:  # noqa: N801 - a context manager, used like a function
-    def __enter__(self) -> None:
-        self._token = FUSING.set(None)
+def _traced(value: Any, trace: Trace) -> Any:
+    if not isinstance(value, Tile) or isinstance(value, TracedTile):
+        return value
+    value.__class__ = TracedTile
+    tile: TracedTile = value  # type: ignore[assignment]
+    tile.margin, tile.number = trace, trace.number(tile.placement)
+    return tile
 
-    def __exit__(self, *exc: object) -> None:
-        FUSING.reset(self._token)
+
+def _plain(value: Any) -> Any:
+    return wrap(alias(value), value.placement) if isinstance(value, TracedTile) else value
+
+
+def _fit_together(tensors: list[Tensor], placement: Placement) -> bool:
+    return all(
+        t.placement == placement if isinstance(t, Tile) else broadcasts(t, placement)
+        for t in tensors
+    )
+
+
+def _pointwise(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """On the parts as plain tensors: PyTorch's meta kernels in Python ask a tensor for its
+    `layout`, which for a tile is something else."""
+    tiles = {id(v): v for v in tree_leaves((args, kwargs)) if isinstance(v, TracedTile)}
+    parts = {key: alias(tile) for key, tile in tiles.items()}
+    args, kwargs = tree_map(lambda v: parts.get(id(v), v), (args, kwargs))
+    out = func(*args, **kwargs)
+    for key, part in parts.items():
+        if out is part:  # written in place
+            return tiles[key]
+    placement = next(iter(tiles.values())).placement
+    return wrap(out, placement) if isinstance(out, Tensor) else out
 
 
 # ── how far each value has to be known ───────────────────────────────────────────────────────────
@@ -178,7 +161,7 @@ def _read(boxes: Boxes, step: Step) -> Boxes:
     """What `boxes` of a step's output read of its input, inside the image."""
     if not step.windows:
         return boxes
-    placement = step.before[0]
+    placement = step.before
     by_axis = {placement.dims.index(d): window for d, window in step.windows}
     return tuple(
         Box(
@@ -191,65 +174,69 @@ def _read(boxes: Boxes, step: Step) -> Boxes:
     )
 
 
-def _needs(steps: list[Step]) -> dict[int, Boxes] | None:
-    """The boxes of every value, on all ranks; None where a rank ends empty: that is not fused."""
-    needs: dict[int, Boxes] = {}
-    for step in steps:
-        for value, placement in zip(step.inputs, step.before, strict=True):
-            needs[value] = placement.layout.boxes
-        if step.after is not None:
-            needs[step.output] = step.after.layout.boxes
-    if any(box.empty for boxes in needs.values() for box in boxes):
+def _needs(trace: Trace) -> list[Boxes] | None:
+    """The boxes of every value, on all ranks; None where a rank is empty: that is not fused."""
+    needs = list(trace.own)
+    if any(box.empty for boxes in needs for box in boxes):
         return None
     changed = True
-    while changed:
+    while changed:  # once more where a value was written in place
         changed = False
-        for step in reversed(steps):
-            if not step.known:
-                continue
+        for step in reversed(trace.steps):
             wanted = _read(needs[step.output], step)
             for value in step.inputs:
                 wider = _hull(needs[value], wanted)
                 changed |= wider != needs[value]
                 needs[value] = wider
-            if step.in_place and needs[step.output] != needs[step.inputs[0]]:
-                changed, needs[step.output] = True, needs[step.inputs[0]]
     return needs
 
 
-def dry_run(
-    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[list[Step], dict[int, Boxes]] | None:
-    """A dry run on the meta device: nothing is computed, sent, or drawn."""
+def _rounded(boxes: Boxes, trace: Trace) -> Boxes:
+    """Begin where the group's strides do, so that kernels can pad wide tiles by themselves."""
+    strides = [1] * len(boxes[0])
+    for step in trace.steps:
+        for dim, window in step.windows or ():
+            if isinstance(window, SlidingWindow):
+                strides[step.before.dims.index(dim)] *= window.stride
+
+    def down(part: Interval, stride: int) -> Interval:
+        return Interval(part.start // stride * stride, part.stop)
+
+    return tuple(
+        Box(tuple(down(part, n) for part, n in zip(box, strides, strict=True))) for box in boxes
+    )
+
+
+def entering(module: nn.Module, tiles: Sequence[Tile], call: Any) -> list[Boxes]:
+    """The boxes that `tiles` should hold when `call(module, tiles)` begins: a dry run.
+
+    Nothing is computed, sent, drawn or hooked. Where a rank would have nothing, the own boxes.
+    """
     silent: dict[int, Communicator] = {}
+    trace = Trace()
 
-    def ghost(value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return value
-        local = alias(value).detach().to("meta") if isinstance(value, Tile) else value.to("meta")
-        if not isinstance(value, Tile):
-            return local
-        old = value.placement
+    def ghost(tile: Tile) -> TracedTile:
+        old = tile.placement
         comm = silent.setdefault(id(old.comm), _Nobody(old.comm.rank, old.comm.size))
-        return wrap(local, Placement(old.layout, old.dims, comm, old.joined))
+        placement = Placement(old.layout, old.dims, comm, old.joined)
+        traced: TracedTile = _traced(wrap(alias(tile).detach().to("meta"), placement), trace)
+        return traced
 
-    ghosts = copy.deepcopy(module).to("meta")
-    recording = Recording()
-    token = FUSING.set(recording)
-    try:
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
-            ghosts(*tree_map(ghost, args), **tree_map(ghost, kwargs))
-    finally:
-        FUSING.reset(token)
-    needs = _needs(recording.steps)
+    ghosts = [ghost(tile) for tile in tiles]
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what there is to say, the real run says
+        call(_without_hooks(module), ghosts)
+    needs = _needs(trace)
     if needs is None:
-        return None
-    real = next(t.placement.comm for t in tiles_in(args, kwargs))
-    for step in recording.steps:
-        step.before = tuple(_on(p, real) for p in step.before)
-        step.after = None if step.after is None else _on(step.after, real)
-    return recording.steps, needs
+        return [tile.placement.layout.boxes for tile in tiles]
+    return [_rounded(needs[tile.number], trace) for tile in ghosts]
 
 
-def _on(placement: Placement, comm: Communicator) -> Placement:
-    return Placement(placement.layout, placement.dims, comm, placement.joined)
+def _without_hooks(module: nn.Module) -> nn.Module:
+    """A copy on the meta device that does nothing but compute."""
+    twin = copy.deepcopy(module).to("meta")
+    for part in twin.modules():
+        for name, value in vars(part).items():
+            if name.endswith("_hooks") and isinstance(value, dict):
+                value.clear()
+    return twin

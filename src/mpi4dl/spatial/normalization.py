@@ -191,13 +191,7 @@ def compiled_batch_norm(
 
 def owned_part(input: Tile) -> tuple[slice, ...] | None:
     """Where in the local tensor the own pixels are, if it has a margin beyond them."""
-    if input.held is None:
-        return None
-    index = [slice(None)] * input.ndim
-    pairs = zip(input.placement.dims, input.placement.box, input.held, strict=True)
-    for dim, part, held in pairs:
-        index[dim] = part.slice_in(held)
-    return tuple(index)
+    return None if input.margin is None else input.margin.own_part(input)
 
 
 def _per_sample(

@@ -16,7 +16,7 @@ from .borders import borders, fits_tiles
 from .convolution import Sizes, per_dimension
 from .halo_pool import AverageKernel, MaxKernel, PoolKernel, counted, pool, rounded_down, rounded_up
 from .regions import WindowPlan, Windows, check_ordinary, plan, windowed, windows_for
-from .registry import FUSING, named, refuse, spatial_op
+from .registry import named, refuse, spatial_op
 from .tile import Tile, alias, wrap
 
 
@@ -76,7 +76,7 @@ class _Geometry:
     def overlapping(self, x: Tile, kernel: PoolKernel) -> Tile | None:
         """The tile pooled while its halo is under way, where that is possible (on all ranks)."""
         count, placement = len(self.kernel), x.placement
-        if count == 1 or FUSING.get() is not None or not x.is_floating_point():
+        if count == 1 or x.margin is not None or not x.is_floating_point():
             return None
         windows = self.windows(x)
         planned = plan(placement, windows)
@@ -90,6 +90,7 @@ class _Geometry:
 
 
 _MAX: dict[int, Callable[..., Any]] = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
+_AVERAGE: dict[int, Callable[..., Any]] = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
 
 
 @spatial_op(*named("max_pool1d", "max_pool2d", "max_pool3d"))
@@ -121,7 +122,12 @@ def max_pool(
         # In cut dimensions the region holds whole windows, so that rounding up changes nothing.
         return _MAX[count](region, g.kernel, g.stride, pads, g.dilation, ceil_mode)
 
-    return windowed(input, g.windows(input), kernel, fill=lowest)
+    def native(local: Tensor) -> Tensor:
+        return _MAX[count](local, g.kernel, g.stride, g.padding, g.dilation)
+
+    return windowed(
+        input, g.windows(input), kernel, fill=lowest, native=None if ceil_mode else native
+    )
 
 
 @spatial_op(
@@ -224,7 +230,13 @@ def _average(
             sums = torch.div(sums, share, rounding_mode=rounding)
         return sums.to(region.dtype)
 
-    return windowed(x, g.windows(x), kernel)
+    def native(local: Tensor) -> Tensor:
+        options = [] if count == 1 else [divisor]
+        return _AVERAGE[count](
+            local, g.kernel, g.stride, g.padding, False, count_include_pad, *options
+        )
+
+    return windowed(x, g.windows(x), kernel, native=None if ceil_mode else native)
 
 
 def _window_sums(region: Tensor, g: _Geometry, x: Tile, divisor: int = 1) -> Tensor:
@@ -263,8 +275,7 @@ def lp_pool(
     if norm_type in (float("inf"), float("-inf")):
         sign = 1 if norm_type > 0 else -1
         return sign * _MAX[count](sign * input.abs(), kernel_size, stride, ceil_mode=ceil_mode)
-    average = F.avg_pool1d if count == 1 else F.avg_pool2d if count == 2 else F.avg_pool3d
-    sums = average(input.pow(norm_type), kernel_size, stride, 0, ceil_mode)
+    sums = _AVERAGE[count](input.pow(norm_type), kernel_size, stride, 0, ceil_mode)
     sums = sums * prod(per_dimension(kernel_size, count))
     # relu passes nothing back at zero, where the root's slope is infinite.
     return (sums.sign() * sums.abs().relu()).pow(1.0 / norm_type)

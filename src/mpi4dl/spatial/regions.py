@@ -20,10 +20,11 @@ from torch import Tensor
 from ..comm.exchange import transfer
 from ..geometry import Box, Interval, Layout, Transfer, WholeWindow, Window
 from .placement import Placement
-from .registry import FUSING, refuse
+from .registry import refuse
 from .tile import Tile, alias, wrap
 
 Windows = tuple[tuple[int, Window], ...]  # (negative tensor dimension, window)
+Native = Callable[[Tensor], Tensor]  # a kernel that pads its input as if it were the image
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,9 @@ class WindowPlan:
     out: tuple[tuple[int, Interval], ...]  # what this rank computes: (dimension, interval)
     reads: tuple[tuple[int, Interval], ...]  # what it reads for that
     empty: tuple[int, ...]  # dimensions in which this rank ends without output
+
+
+Kernel = Callable[[Tensor, WindowPlan], Tensor]
 
 
 @lru_cache(maxsize=16384)
@@ -86,13 +90,16 @@ def fetch(tile: Tile, moves: Transfer, fill: float = 0.0) -> Tensor:
 def windowed(
     tile: Tile,
     windows: Windows,
-    kernel: Callable[[Tensor, WindowPlan], Tensor],
+    kernel: Kernel,
     fill: float = 0.0,
+    native: Native | None = None,
 ) -> Tile:
-    """Fetch, compute, crop. `kernel` pads nothing in the dimensions that have a window."""
-    fusing = FUSING.get()
-    if fusing is not None and (out := fusing.windowed(tile, windows, kernel, fill)) is not None:
-        return out
+    """Fetch, compute, crop. `kernel` pads nothing in the dimensions that have a window.
+
+    `native` is the kernel with the padding of the layer, where it is the same on both sides.
+    """
+    if tile.margin is not None:
+        return tile.margin.windowed(tile, windows, kernel, fill, native)
     p = plan(tile.placement, windows)
     region = fetch(tile, p.moves, fill)
     # Many kernels refuse a tensor without channels, which only some of the ranks may have.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterator
-from contextvars import ContextVar
 from types import BuiltinFunctionType, FrameType, MethodDescriptorType
 from typing import Any, NoReturn, TypeVar
 
@@ -19,9 +18,6 @@ Handler = Callable[..., Any]
 H = TypeVar("H", bound=Handler)
 
 HANDLERS: dict[Any, Handler] = {}
-
-FUSING: ContextVar[Any] = ContextVar("mpi4dl_fusing", default=None)
-"""The group of layers that runs with fused halos (`fused_halo.py`), if any."""
 
 TILE_FIRST: dict[Handler, str] = {}
 """Handlers whose first operand is annotated as a `Tile`, and how that operand is called."""
@@ -90,9 +86,6 @@ def answer(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, tile
             "a tile",
             "Make the first a tile with mpi4dl.shard, or gather the other with .full_tensor()",
         )
-    group = FUSING.get()
-    if group is not None:
-        return group.run(func, handler, args, kwargs)
     return handler(func, *args, **kwargs)
 
 

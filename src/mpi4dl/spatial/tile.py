@@ -30,11 +30,8 @@ class Tile(torch.Tensor):
     placement: Placement
     """How this tile's dimensions relate to its layout, and over which ranks."""
 
-    held: Box | None = None
-    """Inside a group of layers with fused halos: the box that is really held, margin included."""
-
-    value: tuple[Any, int] = (None, -1)
-    """Inside such a group: the group, and which of its values this is."""
+    margin: Any = None
+    """Of tiles that hold more than their own region: how much, and what windows do with it."""
 
     @staticmethod
     def __new__(cls, *args: Any, **kwargs: Any) -> Tile:
@@ -75,12 +72,10 @@ class Tile(torch.Tensor):
 
     def to_local(self) -> Tensor:
         """This rank's region as a plain tensor, differentiable. Shares memory with the tile."""
-        return alias(settled(self))
+        return alias(self)
 
     def full_tensor(self) -> Tensor:
         """The whole tensor on every rank, differentiable: the one operation that gathers."""
-        if self.held is not None:
-            return settled(self).full_tensor()
         placement = self.placement
         if placement.joined:
             return _separated(self).full_tensor().reshape(self.global_shape)
@@ -94,6 +89,10 @@ class Tile(torch.Tensor):
             raise LayoutMismatch(f"{layout} cannot take the place of {self.layout}")
         layout.check_disjoint()
         return redistribute(self, self.placement.with_layout(layout))
+
+    def settled(self) -> Tile:
+        """The tile without any margin, which is the tile itself."""
+        return self
 
     @property
     def layout(self) -> Layout:  # type: ignore[override]
@@ -127,19 +126,6 @@ def alias(tensor: Tensor) -> Tensor:
     """The plain tensor with the same data and gradient history."""
     with no_intercept():
         return tensor.as_subclass(torch.Tensor)
-
-
-def settled(tile: Tile) -> Tile:
-    """The tile without the margin that it has inside a group with fused halos."""
-    if tile.held is None:
-        return tile
-    local = alias(tile)
-    box = tile.placement.box
-    for dim, part, held in zip(tile.placement.dims, box, tile.held, strict=True):
-        local = local.narrow(dim, part.start - held.start, part.size)
-    out = wrap(alias(local), tile.placement)
-    out.value = tile.value
-    return out
 
 
 def wrap(local: Tensor, placement: Placement) -> Tile:
