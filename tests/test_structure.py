@@ -19,8 +19,11 @@ import mpi4dl
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "mpi4dl"
 
-FLOORS = ("errors", "geometry", "comm", "spatial", "mpi4dl")
+FLOORS = ("errors", "geometry", "schedule", "comm", "spatial", "mpi4dl")
 """Bottom-up: a module imports from its own floor and from those before it. `mpi4dl` is the roof."""
+
+PURE = ("errors", "geometry", "schedule")
+"""Plain Python: what they say can be asked, tested and printed without a tensor or a process."""
 
 APART = ("models",)
 """Imports nothing of the rest: plain models that know nothing of tiles."""
@@ -92,8 +95,8 @@ def test_a_module_imports_only_from_its_own_floor_and_those_below(module):
     assert not wrong, f"{module} reaches up to {wrong}"
 
 
-@pytest.mark.parametrize("module", [m for m in MODULES if floor(m) in ("errors", "geometry")])
-def test_geometry_is_plain_integers_and_imports_no_torch(module):
+@pytest.mark.parametrize("module", [m for m in MODULES if floor(m) in PURE])
+def test_the_floors_of_pure_data_import_no_torch(module):
     assert not {m for m in imports(module) if m.split(".")[0] in ("torch", "numpy")}
 
 

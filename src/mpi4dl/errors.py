@@ -3,6 +3,7 @@
 Mpi4dlError
 ├── GeometryError         boxes, layouts or windows that cannot exist
 ├── LayoutMismatch        tensors, layouts and ranks that do not fit together
+├── ScheduleError         orders of work that cannot be made, or that would wait for ever
 ├── UnsupportedOperator   an operator that has no rule for tiles
 └── LaunchError           the process group or its surroundings are not usable
 """
@@ -18,6 +19,10 @@ class GeometryError(Mpi4dlError, ValueError):
 
 class LayoutMismatch(Mpi4dlError, ValueError):
     """A tensor, a layout and a group of ranks that do not fit together."""
+
+
+class ScheduleError(Mpi4dlError, ValueError):
+    """A schedule that cannot be made, leaves work undone, or would wait for ever."""
 
 
 class UnsupportedOperator(Mpi4dlError, NotImplementedError):
