@@ -126,6 +126,13 @@ def completes(action: Action) -> tuple[Action, ...]:
     return (action,)
 
 
+def activations(action: Action) -> int:
+    """How many more activations an actor holds after an action: kept until the last gradient."""
+    if action.kind is Kind.FORWARD:
+        return 1
+    return -1 if action.kind in (Kind.BACKWARD, Kind.WEIGHT) else 0
+
+
 def message(action: Action, stages: int) -> Action | None:
     """The send that follows an action: its output, or its input's gradient, if a stage needs it."""
     if action.kind is Kind.FORWARD and action.stage < stages - 1:

@@ -1,6 +1,8 @@
 """Evaluation and inference: forwards, as soon as they can start.
 
-@draw forward-only 3 4
+    0 │ F0 F1 F2 F3 ·  ·
+    1 │ ·  F0 F1 F2 F3 ·
+    2 │ ·  ·  F0 F1 F2 F3
 
 Nothing is kept for a backward, so nothing limits how many micro-batches are under way.
 """

@@ -1,6 +1,8 @@
 """GEMS MASTER: batches alternate between a model and its mirror image (Jain et al., 2020).
 
-@draw gems 3 1
+    0 │ 0F0  ·    ·    ·    ·    ·    ·    0B0  ──── 2F1' 2B1' ──── ·    ·    ·    ·
+    1 │ ·    1F0  ·    ·    ·    1B0  ──── 1F1' ·    ·    ·    ·    1B1' ──── ·    ·
+    2 │ ·    ·    2F0  2B0  ──── 0F1' ·    ·    ·    ·    ·    ·    ·    ·    0B1' ────
 
 Where the backward of a batch has freed an actor, the next batch can begin, at the other end. So
 the memory is that of one batch, however many there are, and the weights are there twice. Inside of

@@ -1,6 +1,8 @@
 """GPipe: all forwards, then all backwards (Huang et al., 2019).
 
-@draw gpipe 3 3
+    0 │ F0 F1 F2 ·  ·  ·  ·  ·  ·  B0 ── B1 ── B2 ──
+    1 │ ·  F0 F1 F2 ·  ·  ·  B0 ── B1 ── B2 ── ·  ·
+    2 │ ·  ·  F0 F1 F2 B0 ── B1 ── B2 ── ·  ·  ·  ·
 
 Every actor holds the activations of all micro-batches at the turn.
 """

@@ -6,12 +6,12 @@ here first: with forwards, input parts and weight parts of length 1, and backwar
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 
 from ..errors import ScheduleError
-from .action import Action, Kind, completes, needs
+from .action import Action, Kind, activations, completes, needs
 from .placement import Placement
 
 Preference = Callable[[Action], tuple[int, ...]]
@@ -29,66 +29,64 @@ def greedy(
     room: Room = lambda forward, live: True,
 ) -> tuple[tuple[Action, ...], ...]:
     """The list of every actor, with these kinds of actions for every micro-batch and stage."""
-    actors = [
-        _Actor(placement.held(a), directions, kinds, preference) for a in range(placement.actors)
+    work = [
+        Action(kind, stage, micro_batch, direction)
+        for micro_batch, direction in enumerate(directions)
+        for stage in range(placement.stages)
+        for kind in kinds
     ]
-    finished: set[Action] = set()
-    running: list[tuple[int, int, Action]] = []  # a heap of (stop, actor, action)
-    idle = set(range(placement.actors))
+    agenda = _Agenda(placement, work, room)
+    lists: list[list[Action]] = [[] for _ in range(placement.actors)]
+    everybody = set(range(placement.actors))
+    busy: list[tuple[int, int]] = []  # a heap of (until, actor)
     now = 0
-    while any(actor.todo for actor in actors):
-        for number in sorted(idle):
-            action = actors[number].start(finished, placement.stages, room)
+    while True:
+        for actor in sorted(everybody - {actor for _, actor in busy}):
+            action = agenda.take(actor, preference)
             if action is not None:
-                length = 2 if action.kind is Kind.BACKWARD else 1
-                heappush(running, (now + length, number, action))
-                idle.discard(number)
-        if not running:
-            raise ScheduleError("no order was found: the actors hold too few activations")
-        now = running[0][0]
-        while running and running[0][0] == now:
-            _, number, action = heappop(running)
-            finished.update(completes(action))
-            idle.add(number)
-    return tuple(tuple(actor.done) for actor in actors)
+                lists[actor].append(action)
+                heappush(busy, (now + 1 + (action.kind is Kind.BACKWARD), actor))
+        if not busy:
+            break
+        now = busy[0][0]
+        while busy and busy[0][0] == now:
+            agenda.finish(lists[heappop(busy)[1]][-1])
+    if sum(map(len, lists)) < len(work):
+        raise ScheduleError("no order was found: the actors hold too few activations")
+    return tuple(map(tuple, lists))
 
 
-class _Actor:
-    """What one actor has done, has still to do (best first), and holds."""
+class _Agenda:
+    """What could be started, and what becomes possible when something is finished."""
 
-    def __init__(
-        self,
-        held: Sequence[tuple[int, int]],
-        directions: Sequence[int],
-        kinds: Sequence[Kind],
-        preference: Preference,
-    ) -> None:
-        self.done: list[Action] = []
-        self.live: Counter[int] = Counter()
-        self.todo = sorted(
-            (
-                Action(kind, stage, micro_batch, direction)
-                for direction, stage in held
-                for micro_batch, travels in enumerate(directions)
-                if travels == direction
-                for kind in kinds
-            ),
-            key=preference,
-        )
+    def __init__(self, placement: Placement, work: Sequence[Action], room: Room) -> None:
+        self.placement = placement
+        self.room = room
+        self.live: list[Counter[int]] = [Counter() for _ in range(placement.actors)]
+        self.ready: list[list[Action]] = [[] for _ in range(placement.actors)]
+        self.missing: dict[Action, int] = {}
+        self.unlocks: dict[Action, list[Action]] = defaultdict(list)
+        for action in work:
+            wanted = needs(action, placement.stages)
+            self.missing[action] = len(wanted)
+            for need in wanted:
+                self.unlocks[need].append(action)
+            if not wanted:
+                self.ready[placement.actor(action)].append(action)
 
-    def start(self, finished: set[Action], stages: int, room: Room) -> Action | None:
-        for action in self.todo:
-            full = action.kind is Kind.FORWARD and not room(action, self.live)
-            if not full and finished.issuperset(needs(action, stages)):
-                self.todo.remove(action)
-                self.done.append(action)
-                self.live[action.direction] += activations(action)
-                return action
-        return None
+    def take(self, actor: int, preference: Preference) -> Action | None:
+        live, ready = self.live[actor], self.ready[actor]
+        could = [a for a in ready if a.kind is not Kind.FORWARD or self.room(a, live)]
+        if not could:
+            return None
+        action = min(could, key=preference)
+        ready.remove(action)
+        live[action.direction] += activations(action)
+        return action
 
-
-def activations(action: Action) -> int:
-    """How many more activations an actor holds after an action: kept until the last gradient."""
-    if action.kind is Kind.FORWARD:
-        return 1
-    return -1 if action.kind in (Kind.BACKWARD, Kind.WEIGHT) else 0
+    def finish(self, action: Action) -> None:
+        for done in completes(action):
+            for waiting in self.unlocks[done]:
+                self.missing[waiting] -= 1
+                if not self.missing[waiting]:
+                    self.ready[self.placement.actor(waiting)].append(waiting)

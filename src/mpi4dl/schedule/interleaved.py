@@ -1,6 +1,7 @@
 """Interleaved 1F1B: several stages an actor, so that the pipeline fills sooner (Narayanan 2021).
 
-@draw interleaved 2 3
+    0 │ 0F0 0F1 0F2 2F0 2F1 2F2 ·   2B0 ─── ·   2B1 ─── ·   2B2 ─── 0B0 ─── 0B1 ─── 0B2 ───
+    1 │ ·   1F0 1F1 1F2 3F0 3B0 ─── 3F1 3B1 ─── 3F2 3B2 ─── 1B0 ─── 1B1 ─── 1B2 ─── ·   ·
 
 The bubble shrinks by the number of stages an actor has; messages and memory grow. Micro-batches
 pass in groups of about as many as there are actors: a group on the actor's first stage, the same
@@ -11,6 +12,7 @@ differ by at most one, the larger ones first, so that nobody waits for a group t
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import pairwise
 
 from .action import Action, Kind
 from .one_f_one_b import alternate
@@ -45,4 +47,4 @@ def _groups(actors: int, micro_batches: int) -> list[range]:
     count = max(1, micro_batches // actors)
     size, larger = divmod(micro_batches, count)
     starts = [g * size + min(g, larger) for g in range(count + 1)]
-    return [range(a, b) for a, b in zip(starts, starts[1:], strict=False)]
+    return [range(a, b) for a, b in pairwise(starts)]

@@ -1,6 +1,8 @@
 """Layer parallelism: one micro-batch after the other, all the way there and back.
 
-@draw layer 3 2
+    0 │ F0 ·  ·  ·  ·  ·  ·  B0 ── F1 ·  ·  ·  ·  ·  ·  B1 ──
+    1 │ ·  F0 ·  ·  ·  B0 ── ·  ·  ·  F1 ·  ·  ·  B1 ── ·  ·
+    2 │ ·  ·  F0 B0 ── ·  ·  ·  ·  ·  ·  F1 B1 ── ·  ·  ·  ·
 
 Nobody works at the same time as anybody else. With one micro-batch this is plain layer (or model)
 parallelism; with several it needs the memory of one.

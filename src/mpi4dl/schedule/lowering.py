@@ -57,6 +57,10 @@ class Program:
         placement = self.schedule.placement
         return tuple(self.part(placement.held(actor)) for actor in range(placement.actors))
 
+    def __str__(self) -> str:
+        lists = (" ".join(map(str, actions)) for actions in self.actions)
+        return "\n".join(f"actor {actor}: {line}" for actor, line in enumerate(lists))
+
     def part(self, held: Collection[tuple[int, int]]) -> tuple[Action, ...]:
         """The list of a participant that holds these `(direction, stage)` pairs.
 
@@ -80,22 +84,24 @@ class Program:
 def lower(schedule: Schedule) -> Program:
     """Play the schedule once, and write down what happened in the order in which it happened.
 
-    A stage is reduced as soon as the last gradient of its parameters is there, in all directions;
-    messages go out before reductions, and both before the next work.
+    A stage is reduced as soon as the last gradient of its parameters is there, in all directions.
+    At the same moment, messages come first, those with the shortest way to go before the others:
+    so that an actor that passes on a row of micro-batches sends before it receives.
     """
-    moments: list[tuple[float, int, int, int, Event]] = []
+    placement, stages = schedule.placement, schedule.stages
+    moments: list[tuple[tuple[float, int, int, int], Event]] = []
     last_gradient: dict[int, float] = {}
     for actor, spans in enumerate(simulate(schedule).spans):
-        for number, span in enumerate(spans):
-            action = span.action
-            moments.append((span.start, 2, actor, number, (action,)))
-            send = message(action, schedule.stages)
+        for action, stop in ((span.action, span.stop) for span in spans):
+            send = message(action, stages)
             if send is not None:
-                moments.append((span.stop, 0, actor, number, (send, send.counterpart)))
+                to_go = stages - send.stage if send.kind is Kind.SEND_FORWARD else send.stage
+                moments.append(((stop, 0, to_go, actor), (send, send.counterpart)))
             if action.at(Kind.WEIGHT) in completes(action):
-                last_gradient[action.stage] = max(span.stop, last_gradient.get(action.stage, 0.0))
+                last_gradient[action.stage] = max(stop, last_gradient.get(action.stage, 0.0))
+        moments += [((span.start, 2, 0, actor), (span.action,)) for span in spans]
     for stage, stop in last_gradient.items():
-        moments.append(
-            (stop, 1, schedule.placement.hosts(stage)[0], stage, (Action(Kind.REDUCE, stage),))
-        )
-    return Program(schedule, tuple(moment[-1] for moment in sorted(moments, key=lambda m: m[:-1])))
+        host = placement.hosts(stage)[0]
+        moments.append(((stop, 1, host, stage), (Action(Kind.REDUCE, stage),)))
+    moments.sort(key=lambda moment: moment[0])
+    return Program(schedule, tuple(event for _, event in moments))

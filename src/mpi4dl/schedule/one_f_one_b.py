@@ -1,6 +1,8 @@
 """1F1B: one forward, one backward (PipeDream-Flush: Narayanan et al., 2021).
 
-@draw 1f1b 3 4
+    0 │ F0 F1 F2 ·  ·  ·  ·  B0 ── F3 B1 ── ·  B2 ── ·  B3 ──
+    1 │ ·  F0 F1 ·  ·  B0 ── F2 B1 ── F3 B2 ── ·  B3 ── ·  ·
+    2 │ ·  ·  F0 B0 ── F1 B1 ── F2 B2 ── F3 B3 ── ·  ·  ·  ·
 
 As fast as GPipe, in the memory of `actors` micro-batches, however many there are: actor a starts
 with actors - 1 - a forwards, and from then on gives back before it takes.

@@ -82,7 +82,7 @@ def loop(actors: int, stages_per_actor: int = 1) -> Placement:
 
 
 def vee(actors: int) -> Placement:
-    """Down and up again: stages s and 2P - 1 - s share an actor, so the last lies with the first."""
+    """Down and up again: stages s and 2P - 1 - s share an actor, the last lies with the first."""
     check_counts(actors=actors)
     return Placement(((*range(actors), *reversed(range(actors))),))
 

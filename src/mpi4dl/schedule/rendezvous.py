@@ -28,40 +28,39 @@ class _Meeting:
     def __init__(self, lists: Sequence[Sequence[Action]], stages: int) -> None:
         self.lists = lists
         self.stages = stages
+        # Both ends of a message are one event, known by its send.
+        self.events = [[a.counterpart if a.kind.receives else a for a in row] for row in lists]
         self.position = [0] * len(lists)
         self.has: list[set[Action]] = [set() for _ in lists]  # results, own and received
         self.participants: dict[Action, list[int]] = defaultdict(list)
-        for actor, actions in enumerate(lists):
-            for action in actions:
-                self.participants[_event(action)].append(actor)
+        for actor, events in enumerate(self.events):
+            for event in events:
+                self.participants[event].append(actor)
         self.check_ends()
 
     def check_ends(self) -> None:
         """Every send has a receive, every receive a send, and nobody does anything twice."""
-        everything = [{*actions} for actions in self.lists]
+        everything = {action for actions in self.lists for action in actions}
         for actor, actions in enumerate(self.lists):
-            for action in actions:
-                ends = (action.counterpart,) if action.kind.sends or action.kind.receives else ()
-                if not all(any(end in other for other in everything) for end in ends):
-                    raise ScheduleError(
-                        f"actor {actor} has {action}, and no actor has {ends[0]}, the other end"
-                    )
-                if self.participants[_event(action)].count(actor) > 1:
+            seen: set[Action] = set()
+            for action, event in zip(actions, self.events[actor], strict=True):
+                if (action.kind.sends or action.kind.receives) and (
+                    action.counterpart not in everything
+                ):
+                    other = action.counterpart
+                    raise ScheduleError(f"actor {actor} has {action}, and no actor has {other}")
+                if event in seen:
                     raise ScheduleError(f"actor {actor} has {action} twice, or with its other end")
-
-    def head(self, actor: int) -> Action | None:
-        actions = self.lists[actor]
-        return actions[self.position[actor]] if self.position[actor] < len(actions) else None
+                seen.add(event)
 
     def run(self) -> None:
         awake = list(range(len(self.lists)))
         while awake:
-            action = self.head(awake.pop())
-            if action is None:
+            event = self.next_event(awake.pop())
+            if event is None:
                 continue
-            together = self.participants[_event(action)]
-            heads = [self.head(actor) for actor in together]
-            if all(head is not None and _event(head) == _event(action) for head in heads):
+            together = self.participants[event]
+            if all(self.next_event(actor) == event for actor in together):
                 for actor in together:
                     self.step(actor)
                 awake += together
@@ -69,12 +68,15 @@ class _Meeting:
         if waits:
             raise ScheduleError("these lists would wait for ever: " + "; ".join(waits))
 
+    def next_event(self, actor: int) -> Action | None:
+        events, position = self.events[actor], self.position[actor]
+        return events[position] if position < len(events) else None
+
     def step(self, actor: int) -> None:
-        action = self.head(actor)
-        assert action is not None
+        action = self.lists[actor][self.position[actor]]
         self.position[actor] += 1
         has = self.has[actor]
-        for need in self.wanted(action):
+        for need in self.needed(action):
             if need not in has:
                 raise ScheduleError(f"actor {actor} has {action} before it can have {need}")
         if action.kind in _BRINGS:
@@ -85,24 +87,23 @@ class _Meeting:
         if action.kind.computes and Action(Kind.REDUCE, action.stage) in has:
             raise ScheduleError(f"actor {actor} has {action} after the reduction of its stage")
 
-    def wanted(self, action: Action) -> tuple[Action, ...]:
+    def needed(self, action: Action) -> tuple[Action, ...]:
         if action.kind.computes:
             return needs(action, self.stages)
         return (action.at(_CARRIES[action.kind]),) if action.kind.sends else ()
 
     def waits(self, actor: int) -> list[str]:
-        action = self.head(actor)
-        if action is None:
+        event = self.next_event(actor)
+        if event is None:
             return []
-        others = [
-            f"actor {other}, which "
-            + (f"stands before {head}" if (head := self.head(other)) else "is through")
-            for other in self.participants[_event(action)]
-            if (head := self.head(other)) is None or _event(head) != _event(action)
-        ]
-        return [f"actor {actor} stands before {action} and waits for {' and '.join(others)}"]
+        action = self.lists[actor][self.position[actor]]
+        others = " and ".join(
+            f"actor {other}, which {self.stands(other)}"
+            for other in self.participants[event]
+            if self.next_event(other) != event
+        )
+        return [f"actor {actor} stands before {action} and waits for {others}"]
 
-
-def _event(action: Action) -> Action:
-    """Both ends of a message are one event, known by its send."""
-    return action.counterpart if action.kind.receives else action
+    def stands(self, actor: int) -> str:
+        rest = self.lists[actor][self.position[actor] :]
+        return f"stands before {rest[0]}" if rest else "is through"

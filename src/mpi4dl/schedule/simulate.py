@@ -48,6 +48,11 @@ def simulate(
     return _Play(schedule, duration, latency).run()
 
 
+def shortest(*schedules: Schedule) -> Schedule:
+    """The one with the smallest bubble; the first of them, if there are several."""
+    return min(schedules, key=lambda schedule: simulate(schedule).length)
+
+
 class _Play:
     """A wave over the lists: a turn runs one actor until it has to wait for another one."""
 

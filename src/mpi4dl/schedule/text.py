@@ -6,8 +6,9 @@
     actor 0: 0F0 0F1 0B0 0B1
     actor 1: 1F0 1B0 1F1 1B1
 
-`stages` lists the actor of every stage. A bidirectional schedule has a second such line, `mirrored`,
-and the direction of every micro-batch (`micro-batches 0 1 0 1`) in place of their number.
+`stages` lists the actor of every stage. A bidirectional schedule has a second such line,
+`mirrored`, and the direction of every micro-batch (`micro-batches 0 1 0 1`) in place of their
+number.
 """
 
 from __future__ import annotations
@@ -56,6 +57,8 @@ def load(text: str) -> Schedule:
         )
     placement = Placement(tuple(_numbers(fields[t]) for t in _TITLES if t in fields))
     counts = _numbers(fields["micro-batches"])
+    if placement.directions == 1 and len(counts) != 1:
+        raise ScheduleError(f"{fields['micro-batches']!r} should be the number of micro-batches")
     directions = counts if placement.directions == 2 else (0,) * counts[0]
     return Schedule(fields["schedule"], placement, directions, tuple(actions))
 

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from ..errors import ScheduleError
-from .action import Action, Kind, completes
-from .greedy import activations
+from .action import Action, Kind, activations, completes
 from .lowering import Program, lower
 from .rendezvous import rendezvous
 from .schedule import Schedule

@@ -1,6 +1,8 @@
 """Zero bubble H1: 1F1B whose backwards are split, to fill bubbles with weights (Qi et al., 2023).
 
-@draw zb-h1 3 4
+    0 │ F0 F1 F2 ·  ·  I0 W0 F3 I1 W1 I2 W2 I3 W3
+    1 │ ·  F0 F1 ·  I0 F2 I1 W0 F3 I2 W1 I3 W2 W3
+    2 │ ·  ·  F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 W2 W3
 
 Only the input part I of a backward is waited for by others. The weight part W fits wherever an
 actor would idle. Actor a is a weight parts behind, which makes the memory of all actors that of

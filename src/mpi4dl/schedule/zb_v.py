@@ -1,6 +1,7 @@
 """Zero bubble V: two stages an actor, in the shape of a V (Qi et al., 2023).
 
-@draw zb-v 2 3
+    0 │ 0F0 0F1 0F2 3F0 3I0 3W0 3F1 3I1 3W1 0I0 0W0 3F2 3I2 3W2 0I1 0W1 0I2 0W2 ·
+    1 │ ·   1F0 2F0 1F1 2F1 2I0 2W0 1F2 1I0 1W0 2F2 2I1 2W1 1I1 2I2 1I2 1W1 2W2 1W2
 
 A micro-batch comes back to the actor from which it started, so the first actor is also the first
 that can begin backward; with weight parts in the gaps, no actor is ever idle between its first and
@@ -15,9 +16,9 @@ from .action import Action, Kind
 from .greedy import greedy
 from .placement import Placement, check_counts, vee
 from .schedule import Schedule
-from .simulate import simulate
+from .simulate import shortest
 
-F, I, W = Kind.FORWARD, Kind.INPUT, Kind.WEIGHT
+PARTS = (Kind.FORWARD, Kind.INPUT, Kind.WEIGHT)
 
 
 def zb_v(actors: int, micro_batches: int) -> Schedule:
@@ -32,15 +33,16 @@ def zb_v(actors: int, micro_batches: int) -> Schedule:
         return by_hand
     # Too few micro-batches for the pattern: gaps open in it, and a rule of thumb closes some.
     by_rule = make(_by_rule(placement, micro_batches, live=2 * actors))
-    return min(by_rule, by_hand, key=lambda schedule: simulate(schedule).length)
+    return shortest(by_rule, by_hand)
 
 
 def _order(actors: int, micro_batches: int, actor: int) -> tuple[Action, ...]:
-    """Qi et al.'s pattern, for at least 2·actors - 1 micro-batches; those that are not there left out.
+    """Qi et al.'s pattern, for 2·actors - 1 micro-batches or more. Those that are not there go.
 
     F F F F F F F   F·F·   F·IW IW   F·IW F·IW …   I I·   IW IW   W· W·  W W
     (· marks the stage on the way back)
     """
+    F, I, W = PARTS  # noqa: E741
     there, back = actor, 2 * actors - 1 - actor
     total = max(micro_batches, 2 * actors - 1)
     seen: Counter[tuple[Kind, int]] = Counter()
@@ -77,9 +79,9 @@ def _order(actors: int, micro_batches: int, actor: int) -> tuple[Action, ...]:
 
 def _by_rule(placement: Placement, micro_batches: int, live: int) -> tuple[tuple[Action, ...], ...]:
     def preference(action: Action) -> tuple[int, ...]:
-        return ((F, I, W).index(action.kind), -action.stage, action.micro_batch or 0)
+        return (PARTS.index(action.kind), -action.stage, action.micro_batch or 0)
 
     def room(forward: Action, held: Counter[int]) -> bool:
         return held.total() < live
 
-    return greedy(placement, (0,) * micro_batches, (F, I, W), preference, room)
+    return greedy(placement, (0,) * micro_batches, PARTS, preference, room)
