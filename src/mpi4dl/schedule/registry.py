@@ -14,7 +14,7 @@ from .interleaved import interleaved
 from .layer import layer
 from .one_f_one_b import one_f_one_b
 from .placement import check_counts
-from .schedule import Schedule
+from .schedule import Schedule, counted
 from .zb_h1 import zb_h1
 from .zb_v import zb_v
 
@@ -98,9 +98,9 @@ def _stages_per_actor(name: str, recipe: Recipe, stages: int, wanted: int | None
     per_actor = recipe.per_actor if wanted is None else wanted
     least = 2 if recipe.choice else recipe.per_actor
     if per_actor < least or (per_actor > recipe.per_actor and not recipe.choice):
-        others = f"at least {least}" if recipe.choice else str(least)
+        only = f"at least {least} stages" if recipe.choice else counted(least, "stage")
         raise ScheduleError(
-            f"{name} puts {others} stages on every actor, and stages_per_actor is {per_actor}; "
+            f"{name} puts {only} on every actor, and stages_per_actor is {per_actor}; "
             "use interleaved for 2 and more, and 1f1b, zb-h1 or gpipe for 1"
         )
     if stages % per_actor:
@@ -109,7 +109,8 @@ def _stages_per_actor(name: str, recipe: Recipe, stages: int, wanted: int | None
         divisors = [d for d in range(2, stages + 1) if stages % d == 0 and recipe.choice]
         or_else = f", or stages_per_actor {' or '.join(map(str, divisors))}" if divisors else ""
         raise ScheduleError(
-            f"{name} puts {per_actor} stages on every actor, and {stages} stages cannot be shared "
-            f"out like that; use {near} stages{or_else}"
+            f"{name} puts {counted(per_actor, 'stage')} on every actor, and "
+            f"{counted(stages, 'stage')} cannot be shared out like that; "
+            f"use {near} stages{or_else}"
         )
     return per_actor

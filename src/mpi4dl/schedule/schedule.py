@@ -60,8 +60,11 @@ class Schedule:
                 yield actor, action
 
     def __str__(self) -> str:
-        batches = "micro-batch" if self.micro_batches == 1 else "micro-batches"
         return (
-            f"{self.name}: {self.stages} stages on {self.actors} actors, "
-            f"{self.micro_batches} {batches}"
+            f"{self.name}: {counted(self.stages, 'stage')} on {counted(self.actors, 'actor')}, "
+            f"{counted(self.micro_batches, 'micro-batch', 'es')}"
         )
+
+
+def counted(count: int, noun: str, plural: str = "s") -> str:
+    return f"{count} {noun}{plural if count != 1 else ''}"
