@@ -4,15 +4,9 @@ from __future__ import annotations
 
 from functools import cache
 
-from mpi4dl.schedule import SCHEDULES, Schedule, make_schedule
+from mpi4dl.schedule import SCHEDULES
+from mpi4dl.schedule.overview import on_actors
 
 NAMES = tuple(SCHEDULES)
 
-
-@cache
-def of(name: str, actors: int, micro_batches: int) -> Schedule:
-    """On so many actors, whatever the number of stages; GEMS has batches of one micro-batch."""
-    stages = actors * SCHEDULES[name].per_actor
-    if name == "gems":
-        return make_schedule(name, stages, 1, times=micro_batches)
-    return make_schedule(name, stages, micro_batches)
+of = cache(on_actors)

@@ -142,9 +142,10 @@ def test_bubbles_by_formula(p, m):
 
 
 @pytest.mark.parametrize(("p", "m", "slots", "twice"), [(4, 4, 20.0, 25.0), (8, 32, 8.6, 11.1)])
-def test_the_two_published_bubbles_of_chimera(p, m, slots, twice):
-    """(D-2)/(2N+D-2) counts forwards and backwards as slots of equal length. With backwards of
-    twice the length it is (D-2)/(3N/2+D-2), and with split backwards below either."""
+def test_the_two_bubbles_of_chimera(p, m, slots, twice):
+    """The published (D-2)/(2N+D-2) counts forwards and backwards as slots of equal length. With
+    backwards of twice the length it is (D-2)/(3N/2+D-2), and with split backwards below either.
+    """
     assert slots == round(100 * (p - 2) / (2 * m + p - 2), 1)
     assert twice == round(100 * (p - 2) / (3 * m / 2 + p - 2), 1)
     assert percent(of("chimera", p, m), backward=1) == slots

@@ -78,11 +78,7 @@ def make_schedule(
     A step trains `times` batches of `micro_batches` micro-batches each; `times` above 1 is for
     the bidirectional schedules. Only `interleaved` has a choice of `stages_per_actor`.
     """
-    recipe = SCHEDULES.get(name)
-    if recipe is None:
-        near = get_close_matches(name.lower().replace("_", "-"), SCHEDULES, n=1, cutoff=0.4)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise ScheduleError(f"there is no schedule {name!r}, only {', '.join(SCHEDULES)}{hint}")
+    recipe = named(name)
     check_counts(stages=stages, micro_batches=micro_batches, times=times)
     if times > 1 and not recipe.bidirectional:
         both = [known for known, other in SCHEDULES.items() if other.bidirectional]
@@ -92,6 +88,14 @@ def make_schedule(
         )
     per_actor = _stages_per_actor(name, recipe, stages, stages_per_actor)
     return recipe.make(stages // per_actor, micro_batches, per_actor, times)
+
+
+def named(name: str) -> Recipe:
+    if name not in SCHEDULES:
+        near = get_close_matches(name.lower().replace("_", "-"), SCHEDULES, n=1, cutoff=0.4)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise ScheduleError(f"there is no schedule {name!r}, only {', '.join(SCHEDULES)}{hint}")
+    return SCHEDULES[name]
 
 
 def _stages_per_actor(name: str, recipe: Recipe, stages: int, wanted: int | None) -> int:
