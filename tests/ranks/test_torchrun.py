@@ -53,6 +53,17 @@ def test_training_gives_the_gradients_of_one_process(ranks):
     assert "all equal" in run.stdout
 
 
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("transport", ["shared", "gloo"])
+def test_messages_arrive(transport, ranks, monkeypatch):
+    monkeypatch.setenv("MPI4DL_SHARED_MEMORY", "0" if transport == "gloo" else "1")
+    run = torchrun(ranks, "tests/ranks/messages.py", transport)
+    assert run.returncode == 0, run.stdout[-5000:] + run.stderr[-5000:]
+    assert run.stdout.count("all arrived") == ranks
+    if transport == "shared":
+        assert run.stdout.count("noticed") == ranks - 1
+
+
 def test_the_demonstration_learns_and_draws(tmp_path):
     script = str(TESTS.parent / "examples" / "segment_nuclei.py")
     size = ("--size", "97", "--batch", "1", "--steps", "12")

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 ReduceOp = Literal["sum", "max", "min"]
-Message = tuple[int, Tensor]  # (peer, contiguous buffer)
+Message = tuple[int, Tensor]  # (peer, what is sent; or the contiguous buffer it arrives in)
 
 
 class Pending(Protocol):

@@ -108,7 +108,7 @@ class _TransferFunction(torch.autograd.Function):
         if not plan.covered:
             out.fill_(fill)
         arriving = [(peer, _buffer(out[where])) for peer, where in plan.receives]
-        sends = [(peer, local[where].contiguous()) for peer, where in plan.sends]
+        sends = [(peer, local[where]) for peer, where in plan.sends]
         pending = comm.start(sends, arriving)
         if plan.keep is not None:
             source, target = plan.keep
@@ -124,7 +124,7 @@ class _TransferFunction(torch.autograd.Function):
         plan = ctx.plan
         result = empty_region(grad, ctx.dims, plan.own).zero_()
         arriving = [(peer, _buffer(result[where])) for peer, where in plan.sends]
-        sends = [(peer, grad[where].contiguous()) for peer, where in plan.receives]
+        sends = [(peer, grad[where]) for peer, where in plan.receives]
         pending = ctx.comm.start(sends, arriving)
         if plan.keep is not None:
             source, target = plan.keep

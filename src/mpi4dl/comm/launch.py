@@ -11,10 +11,11 @@ import torch.distributed as dist
 
 from ..errors import LaunchError
 from .communicator import SERIAL, Communicator, override
+from .neighbours import on_one_machine
 from .process_group import ProcessGroupCommunicator, is_available
 
 _LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-_tiles: dict[dist.ProcessGroup, ProcessGroupCommunicator] = {}
+_tiles: dict[dist.ProcessGroup, Communicator] = {}
 
 
 def init(backend: str | None = None) -> Communicator:
@@ -101,5 +102,5 @@ def communicator(group: dist.ProcessGroup | None = None) -> Communicator:
         tiles = ProcessGroupCommunicator(dist.new_group(ranks, use_local_synchronization=True))
         # NCCL wants every rank in a group's first operation; an exchange may concern only some.
         dist.barrier(tiles.group)
-        _tiles[world] = tiles
+        _tiles[world] = on_one_machine(tiles)
     return _tiles[world]

@@ -66,14 +66,14 @@ class ProcessGroupCommunicator:
             tensor.copy_(sent)
 
     def all_gather(self, tensor: Tensor) -> Tensor:
-        sent = self._to_send(tensor.contiguous())
+        sent = self._to_send(tensor)
         out = sent.new_empty((self.size, *sent.shape))
         # The list form: gloo has no single-buffer all-gather for every version we support.
         dist.all_gather(list(out.unbind()), sent, group=self.group)
         return out.to(tensor.device)
 
     def _to_send(self, tensor: Tensor) -> Tensor:
-        return tensor.cpu() if self._through_host and tensor.is_cuda else tensor
+        return (tensor.cpu() if self._through_host and tensor.is_cuda else tensor).contiguous()
 
     def _to_receive(self, tensor: Tensor) -> Tensor:
         on_host = self._through_host and tensor.is_cuda

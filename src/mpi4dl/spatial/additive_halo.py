@@ -181,7 +181,7 @@ class _HaloConvolution(torch.autograd.Function):
             for strip, around in zip(halo.strips, surroundings, strict=True)
             for peer, where in strip.arriving
         ]
-        leaving = [(peer, tile[where].contiguous()) for peer, where in halo.leaving]
+        leaving = [(peer, tile[where]) for peer, where in halo.leaving]
         pending = comm.start(leaving, arriving)
         out = geometry(tile, weight, bias, geometry.padding)
         pending.wait()
@@ -208,7 +208,7 @@ class _HaloConvolution(torch.autograd.Function):
                 mine, around, weight, geometry.native, [for_tile, for_weight, False]
             )
             if back is not None:
-                going += [(peer, back[where].contiguous()) for peer, where in strip.arriving]
+                going += [(peer, back[where]) for peer, where in strip.arriving]
             if part is not None:
                 of_weight = part if of_weight is None else of_weight.add_(part)
         returning = halo.leaving if for_tile else ()

@@ -168,7 +168,7 @@ class _HaloPool(torch.autograd.Function):
         ctx: Any, tile: Tensor, kernel: PoolKernel, around: Borders, comm: Communicator
     ) -> Tensor:
         arriving = [(peer, _sized(tile, shape)) for peer, shape in around.receives]
-        leaving = [(peer, tile[where].contiguous()) for peer, where in around.sends]
+        leaving = [(peer, tile[where]) for peer, where in around.sends]
         pending = comm.start(leaving, arriving)
         out, indices = kernel.forward(tile)
         pending.wait()

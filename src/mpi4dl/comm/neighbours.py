@@ -1,0 +1,149 @@
+"""Ranks that are processes of one machine: a communicator over shared memory.
+
+Over Gloo's sockets two busy processes take about a millisecond to exchange one number, because
+whoever is spoken to has to be woken; here it is some microseconds. The process group stays: over
+it the ranks find each other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .communicator import Communicator, Done, Message, Pending, ReduceOp
+from .process_group import ProcessGroupCommunicator
+from .shared_memory import Neighbour, PostOffice, Wait, machine, supported
+
+T = TypeVar("T")
+_PIECE = 2**22  # bytes that are reduced at once: what is under way should fit the cache
+_LARGE = 2**16  # bytes from which each of several ranks reduces a share, and not everything
+_HALF = (torch.bfloat16, torch.float16)
+_COMBINE: dict[ReduceOp, Callable[[Tensor, Tensor], Tensor]] = {
+    "sum": torch.add,
+    "max": torch.maximum,
+    "min": torch.minimum,
+}
+
+
+class _Receiving:
+    def __init__(self, owner: NeighbourCommunicator, receives: Sequence[Message]) -> None:
+        # Numbered now, so that what is waited for later may be waited for in any order.
+        self._owner = owner
+        self._receives = [(peer, owner.expect(peer), buffer) for peer, buffer in receives]
+
+    def wait(self) -> None:
+        for peer, number, buffer in self._receives:
+            self._owner.read(peer, number, buffer, buffer.copy_)
+        self._receives.clear()
+
+
+class NeighbourCommunicator:
+    """The ranks of a process group that all run on this machine. Made by `on_one_machine`."""
+
+    def __init__(
+        self, group: dist.ProcessGroup, office: PostOffice, offices: Sequence[tuple[int, int]]
+    ) -> None:
+        self.group = group
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        self._office = office
+        self._others = {
+            rank: Neighbour(process, file, self.size, rank, self.rank)
+            for rank, (process, file) in enumerate(offices)
+            if rank != self.rank
+        }
+        crowded = self.size > len(os.sched_getaffinity(0))
+        self._wait = Wait(crowded, lambda peer: self._others[peer].alive())
+
+    def expect(self, peer: int) -> int:
+        """The number of the next message from `peer`."""
+        return self._others[peer].expect()
+
+    def read(self, peer: int, number: int, like: Tensor, use: Callable[[Tensor], object]) -> None:
+        self._others[peer].read(number, like, self._wait, use)
+
+    def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Pending:
+        for peer, tensor in sends:
+            self._office.post(tensor, [peer], self._wait)
+        return _Receiving(self, receives) if receives else Done()
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        out = tensor.new_empty((self.size, *tensor.shape))
+        out[self.rank] = tensor
+        self._exchange(tensor, [(rank, out[rank]) for rank in self._others])
+        return out
+
+    def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> None:
+        flat = tensor.detach().reshape(-1).cpu()
+        for piece in flat.split(max(1, _PIECE // flat.element_size())):
+            if self.size > 2 and piece.numel() * piece.element_size() >= _LARGE:
+                self._reduce_by_shares(piece, op)
+            else:
+                piece.copy_(self._combined(piece, slice(None), op))
+        if flat.data_ptr() != tensor.data_ptr():
+            tensor.detach().copy_(flat.view(tensor.shape))
+
+    def _reduce_by_shares(self, flat: Tensor, op: ReduceOp) -> None:
+        cuts = [rank * len(flat) // self.size for rank in range(self.size + 1)]
+        shares = [slice(a, b) for a, b in pairwise(cuts)]
+        mine = self._combined(flat, shares[self.rank], op)
+        flat[shares[self.rank]] = mine
+        self._exchange(mine, [(rank, flat[shares[rank]]) for rank in self._others])
+
+    def _exchange(self, mine: Tensor, receives: Sequence[Message]) -> None:
+        self._office.post(mine, list(self._others), self._wait)
+        _Receiving(self, receives).wait()
+
+    def _combined(self, flat: Tensor, share: slice, op: ReduceOp) -> Tensor:
+        """A share of everybody's values, combined in rank order: the same bits on all ranks."""
+        wide = torch.float32 if flat.dtype in _HALF else flat.dtype
+        totals: list[Tensor] = []
+
+        def add(value: Tensor) -> None:
+            value = value[share].to(wide)
+            totals[:] = [_COMBINE[op](totals[0], value) if totals else value.clone()]
+
+        self._office.post(flat, list(self._others), self._wait)
+        for rank in range(self.size):
+            if rank == self.rank:
+                add(flat)
+            else:
+                self.read(rank, self.expect(rank), flat, add)
+        return totals[0].to(flat.dtype)
+
+    def __repr__(self) -> str:
+        return f"NeighbourCommunicator(rank {self.rank} of {self.size})"
+
+
+def on_one_machine(comm: ProcessGroupCommunicator) -> Communicator:
+    """`comm` itself, or shared memory in its place if all of its ranks can use it. Collective.
+
+    The variable MPI4DL_SHARED_MEMORY=0, on any rank, keeps Gloo for all of them.
+    """
+    if comm.size == 1 or dist.get_backend(comm.group) != "gloo":
+        return comm
+    wanted = supported() and os.environ.get("MPI4DL_SHARED_MEMORY", "1") != "0"
+    office = _attempt(lambda: PostOffice(comm.size)) if wanted else None
+    here = int.from_bytes(hashlib.sha256(machine().encode()).digest()[:7], "big") if office else 0
+    table = comm.all_gather(torch.tensor([here, os.getpid(), office.file if office else -1]))
+    made: NeighbourCommunicator | None = None
+    if office is not None and bool((table[:, 0] == here).all()):
+        kept, offices = office, [(process, file) for _, process, file in table.tolist()]
+        made = _attempt(lambda: NeighbourCommunicator(comm.group, kept, offices))
+    everybody = torch.tensor([made is not None], dtype=torch.int32)
+    comm.all_reduce(everybody, "min")
+    return made if made is not None and everybody.item() else comm
+
+
+def _attempt(make: Callable[[], T]) -> T | None:
+    """What `make` makes; None where the machine does not allow it, as containers may not."""
+    try:
+        return make()
+    except OSError:
+        return None
