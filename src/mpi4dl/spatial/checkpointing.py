@@ -1,0 +1,67 @@
+"""Checkpoints run a function again on what they kept of its inputs: on tiles, it has to be tiles.
+
+What PyTorch keeps passes through the hooks on saved tensors that are in force. If there are any
+(those of a checkpoint around this one, `torch.autograd.graph.save_on_cpu`), it comes back without
+its class, and the second run would take a rank's part for the whole. So the parts are kept, and
+the function gets tiles that are made of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import Tensor
+from torch.utils import checkpoint
+
+from .registry import no_intercept
+from .tile import Tile, alias
+
+
+def _on_tiles(function: Callable[..., Any], inputs: tuple[Any, ...]) -> Callable[..., Any]:
+    """`function` for the parts of those `inputs` that are tiles; its own are the last of them."""
+    makers = [value.maker() if isinstance(value, Tile) else None for value in inputs]
+    if not any(makers):
+        return function
+
+    def of_parts(*given: Any, **named: Any) -> Any:
+        own = makers[len(makers) - len(given) :]
+        tiles = (make(x) if make else x for make, x in zip(own, given, strict=True))
+        return function(*tiles, **named)
+
+    return of_parts
+
+
+def _parts(inputs: tuple[Any, ...]) -> list[Any]:
+    return [alias(value) if isinstance(value, Tile) else value for value in inputs]
+
+
+_generator = checkpoint._checkpoint_without_reentrant_generator
+_apply = checkpoint.CheckpointFunction.apply
+
+
+def _keeping_parts(fn: Callable[..., Any], *inputs: Any, **named: Any) -> Iterator[None]:
+    """What runs around the function: it alone sees to the second run (`use_reentrant=False`)."""
+    return _generator(_on_tiles(fn, inputs), *_parts(inputs), **named)
+
+
+def _run_on_parts(run_function: Callable[..., Any], *inputs: Any) -> Any:
+    """The autograd function that is both runs (`use_reentrant=True`)."""
+    settled = tuple(value.settled() if isinstance(value, Tile) else value for value in inputs)
+    return _apply(_on_tiles(run_function, settled), *_parts(settled))
+
+
+checkpoint._checkpoint_without_reentrant_generator = _keeping_parts
+checkpoint.CheckpointFunction.apply = _run_on_parts  # type: ignore[method-assign]
+
+
+_describe = checkpoint._allowed_determinism_checks_to_fns[checkpoint._DEFAULT_DETERMINISM_MODE]
+
+
+def _described(x: Tensor) -> Any:
+    """What both runs must agree on: sizes of parts, since a saved part may become a tile later."""
+    with no_intercept():
+        return _describe(x)
+
+
+checkpoint._allowed_determinism_checks_to_fns[checkpoint._DEFAULT_DETERMINISM_MODE] = _described
