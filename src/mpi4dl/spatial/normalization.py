@@ -304,7 +304,11 @@ def group_norm(
     _check_affine((shape[1],), weight, bias)
     dims = tuple(range(2 - n, 0))
     if not is_cut(input, dims) or not input.numel():
-        return wrap(F.group_norm(alias(input), num_groups, weight, bias, eps), input.placement)
+        local = alias(input)
+        if not local.requires_grad:
+            # PyTorch's backward for the weights alone crashes where that is in channels_last.
+            local = local.contiguous()
+        return wrap(F.group_norm(local, num_groups, weight, bias, eps), input.placement)
     if -n in input.placement.cut_dims:
         return _mixed(input, num_groups, weight, bias, eps)
     return _per_sample(input, num_groups, weight, bias, eps)
