@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -106,3 +107,21 @@ def test_views_and_writes_inside_do_the_same_in_both_runs(fused):
             return self.last(checkpoint(Writes(), x, use_reentrant=False))
 
     assert_exact(FusedHalo(AtOnce()) if fused else AtOnce(), rand(2, 2, 21, 24))
+
+
+def test_what_a_reentrant_checkpoint_returns_can_be_written_to():
+    class Pair(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Conv2d(2, 2, 2, padding=1)
+
+        def both(self, x):
+            y = self.layer(x)
+            return y, F.pad(y, (1, 1))
+
+        def forward(self, x):
+            one, two = checkpoint(self.both, x, use_reentrant=True)
+            return F.silu(one, inplace=True), two.mul_(2)
+
+    for grid in [(1, 1), (2, 2), (3, 1)]:
+        assert_exact(Pair(), rand(2, 2, 13, 12), grid=grid)

@@ -11,8 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils import checkpoint
+from torch.utils._pytree import tree_map
 
 from .registry import no_intercept
 from .tile import Tile, alias
@@ -48,7 +50,21 @@ def _keeping_parts(fn: Callable[..., Any], *inputs: Any, **named: Any) -> Iterat
 def _run_on_parts(run_function: Callable[..., Any], *inputs: Any) -> Any:
     """The autograd function that is both runs (`use_reentrant=True`)."""
     settled = tuple(value.settled() if isinstance(value, Tile) else value for value in inputs)
-    return _apply(_on_tiles(run_function, settled), *_parts(settled))
+    function = _on_tiles(run_function, settled)
+    return _apply(run_function if function is run_function else _owned(function), *_parts(settled))
+
+
+def _owned(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Tiles are often views where one process has none, and a view that comes out of an autograd
+    function cannot be written to. What the first run returns is none."""
+
+    def run(*given: Any) -> Any:
+        out = function(*given)
+        if torch.is_grad_enabled():
+            return out
+        return tree_map(lambda v: v.detach() if isinstance(v, Tile) else v, out)
+
+    return run
 
 
 checkpoint._checkpoint_without_reentrant_generator = _keeping_parts
