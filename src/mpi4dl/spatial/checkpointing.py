@@ -56,15 +56,28 @@ def _run_on_parts(run_function: Callable[..., Any], *inputs: Any) -> Any:
 
 def _owned(function: Callable[..., Any]) -> Callable[..., Any]:
     """Tiles are often views where one process has none, and a view that comes out of an autograd
-    function cannot be written to. What the first run returns is none."""
+    function cannot be written to. What the first run returns is one of its inputs' only."""
 
     def run(*given: Any) -> Any:
         out = function(*given)
         if torch.is_grad_enabled():
             return out
-        return tree_map(lambda v: v.detach() if isinstance(v, Tile) else v, out)
+        inputs = [_owner(x) for x in given if isinstance(x, Tensor)]
+
+        def own(value: Any) -> Any:
+            if not isinstance(value, Tile) or any(_owner(value) is x for x in inputs):
+                return value
+            return value.detach()
+
+        return tree_map(own, out)
 
     return run
+
+
+def _owner(x: Tensor) -> Tensor:
+    """The tensor that x is a view of, or x itself. Not by its memory: empty tiles have none."""
+    with no_intercept():
+        return x if x._base is None else x._base
 
 
 checkpoint._checkpoint_without_reentrant_generator = _keeping_parts
