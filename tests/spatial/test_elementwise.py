@@ -171,3 +171,22 @@ def test_tiles_of_different_layouts_have_the_same_size_on_every_rank():
         return torch.is_same_size(x, other), x.is_same_size(other), x.is_same_size(x[:, :, 1:])
 
     assert on_tiles(program, [rand(1, 2, 7, 5)], (2, 2)).outputs == [True, True, False]
+
+
+@pytest.mark.parametrize("dims", [(0, 2), (-2, -1), (0,)])
+def test_what_is_written_to_does_not_grow(dims):
+    """One image or row plus several: in place there is no room for them."""
+    grid = (2, 1)[: len(dims)]
+
+    def one_and_all(x):
+        first = x.sum(dims[0], keepdim=True).expand(*x.shape)[:1, :, :1] * 1
+        return first.add_(x)
+
+    where = {"grid": grid, "dims": dims, "alike": 0 in dims}
+    assert_refused(one_and_all, rand(2, 3, 7, 5), error=RuntimeError, **where)
+    one = rand(1, 3, 7, 5), rand(2, 3, 7, 5)
+
+    def program(a, b):
+        return (a * 1).add_(b)
+
+    assert_refused(program, *one, error=RuntimeError, **where)

@@ -225,3 +225,17 @@ def test_a_target_that_is_no_class_is_an_error_on_every_rank(loss, reduction):
         loss(x, target, reduction=reduction)
 
     every_rank_raises(4, program, IndexError, "1 targets are neither a class")
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_rank_without_pixels_takes_part_in_the_gradient_of_the_target(reduction, weighted):
+    """Soft labels that are learned: all ranks exchange their gradient, or the others wait."""
+    weight = torch.rand(3, dtype=torch.float64) if weighted else None
+
+    def loss(x, target):
+        return F.cross_entropy(x, target, weight, label_smoothing=0.1, reduction=reduction)
+
+    images = rand(1, 3, 2, 5), rand(1, 3, 2, 5, seed=1).softmax(1)
+    for plain in [(), (1,)]:
+        assert_exact(loss, *images, grid=(3, 1), plain=plain)

@@ -63,3 +63,25 @@ def test_writing_through_what_shares_the_memory_of_a_copied_view_is_refused(name
             WRITES[name](mpi4dl.shard(rand(2, 3, 9, 6), (2, 2)) * 1)
 
     run_ranks(4, program)
+
+
+@pytest.mark.parametrize(
+    ("size", "grid"), [((2, 2), (2, 2)), ((3, 5), (3, 1)), ((2, 5), (3, 1)), ((3, 2), (1, 5))]
+)
+@pytest.mark.parametrize("memory", [torch.contiguous_format, torch.channels_last])
+def test_contiguous_is_a_copy_on_all_ranks_or_on_none(size, grid, memory):
+    """Tiles of one pixel or none are contiguous in every order, the image is not."""
+
+    def last(x):
+        y = x * 1
+        z = y.permute(0, 2, 3, 1).contiguous().relu_()
+        return y * z.permute(0, 3, 1, 2)
+
+    def formatted(x):
+        y = x * 1
+        z = y.contiguous(memory_format=memory).mul_(2)
+        return y + z.contiguous(memory_format=memory).mul_(3) + z
+
+    for image in (rand(2, 3, *size), rand(2, 3, *size).to(memory_format=torch.channels_last)):
+        for function in (last, formatted):
+            assert_exact(function, image, grid=grid)

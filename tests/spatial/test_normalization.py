@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from support.exactness import (
+    Constant,
     assert_exact,
     assert_refused,
     compare,
@@ -180,3 +181,21 @@ def test_split_channels_are_refused():
         dims=(1,),
         match="channels are split",
     )
+
+
+@pytest.mark.parametrize("grid", [(1, 1), (1, 2), (2, 2)])
+@pytest.mark.parametrize(
+    "module", [nn.GroupNorm(2, 4), nn.InstanceNorm2d(4, affine=True), nn.BatchNorm2d(4)]
+)
+def test_one_image_in_channels_last(module, grid):
+    """Its gradient comes in another memory format: PyTorch's kernel may take one for the other."""
+    image = rand(1, 4, 9, 7).to(memory_format=torch.channels_last)
+    assert_exact(module, image, grid=grid)
+    assert_exact(nn.Sequential(module, nn.Flatten(0, 1), nn.Unflatten(0, (1, 4))), image, grid=grid)
+
+
+def test_a_constant_image_in_channels_last_whose_batch_is_split():
+    """Every rank has whole images; PyTorch's own group norm would crash on them in backward."""
+    image = rand(3, 4, 9, 7).to(memory_format=torch.channels_last)
+    module = nn.InstanceNorm2d(4, affine=True)
+    assert_exact(module, Constant(image), grid=(2,), dims=(0,))

@@ -9,6 +9,7 @@ from . import (  # noqa: F401 - for the rules that they register
     autocast,
     autograd,
     bypasses,
+    checkpointing,
     contraction,
     convolution,
     dimensions,

@@ -9,6 +9,7 @@ combined exactly (no E[x²] − E[x]²), so a large mean costs no digits.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ from ..comm.communicator import Communicator
 from ..comm.exchange import first_derivative_only
 
 _HALF = (torch.bfloat16, torch.float16)
+Seen = Callable[[Tensor, Tensor], None]  # gets the mean and the biased variance
 
 
 @dataclass(frozen=True)
@@ -46,26 +48,29 @@ class _ChannelNorm(torch.autograd.Function):
         bias: Tensor | None,
         over: Statistics,
         owned: tuple[slice, ...] | None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+        seen: Seen | None,
+    ) -> Tensor:
         kind = torch.float32 if x.dtype in _HALF else x.dtype
         own = x if owned is None else x[owned]
         mean, var = _combined(*_own_moments(own.to(kind), over), over)
+        if seen is not None:
+            # Here, as in PyTorch's kernel: a checkpoint's second run ends where tensors are saved.
+            seen(mean, var)
         mean_of, var_of = _of_channels(mean, over), _of_channels(var, over)
         slope, shift = (None if p is None else p.to(kind) for p in (weight, bias))
         out = torch.native_batch_norm(x, slope, shift, mean_of, var_of, False, 0.0, over.eps)[0]
         ctx.save_for_backward(x, weight, mean_of, var_of)
         ctx.over, ctx.owned = over, owned
         ctx.bias_kind = None if bias is None else bias.dtype
-        ctx.mark_non_differentiable(mean, var)
-        return out, mean, var
+        return out
 
     @staticmethod
     @first_derivative_only
-    def backward(ctx: Any, grad: Tensor, *unused: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, mean, var = ctx.saved_tensors
         over: Statistics = ctx.over
         kind = mean.dtype
-        wide, grad_wide = x.to(kind), grad.to(kind)
+        wide, grad_wide = _with_regular_strides(x.to(kind)), _with_regular_strides(grad.to(kind))
         _, along, straight = torch.ops.aten.native_batch_norm_backward(
             *(grad_wide, wide, None, mean, var, None, None),
             *(False, over.eps, [False, True, True]),
@@ -74,7 +79,7 @@ class _ChannelNorm(torch.autograd.Function):
         of_bias = None if ctx.bias_kind is None else straight.to(ctx.bias_kind)
         if not ctx.needs_input_grad[0]:
             # The others reduce all the same: whether the input wants a gradient is alike on all.
-            return None, of_weight, of_bias, None, None
+            return None, of_weight, of_bias, None, None, None
         slope = None if weight is None else weight.to(kind)
         scale = (var + over.eps).rsqrt_()
         by_moments = _shares(straight, along, slope, over).mul_(scale).neg_()
@@ -86,7 +91,25 @@ class _ChannelNorm(torch.autograd.Function):
         else:  # a margin is normalised too, but the moments do not depend on it
             result = grad_wide * factor
             result[ctx.owned] += _normalized(wide[ctx.owned], by_moments, mean, var, over.eps)
-        return result.to(x.dtype), of_weight, of_bias, None, None
+        return result.to(x.dtype), of_weight, of_bias, None, None, None
+
+
+_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+def _with_regular_strides(x: Tensor) -> Tensor:
+    """The same memory; dimensions of size 1 get the strides of a tensor that was just made.
+
+    PyTorch's kernel reads a memory format off the strides. Where those of a dimension of size 1
+    are others (`x[0].unsqueeze(0)` of an image in channels_last), it takes x and the gradient for
+    differently ordered than they are, and its sums are wrong.
+    """
+    if 1 not in x.shape or x.is_contiguous():
+        return x
+    memory = _FORMATS.get(x.ndim)
+    if memory is None or not x.is_contiguous(memory_format=memory):
+        return x
+    return x.as_strided(x.shape, torch.empty_like(x, device="meta", memory_format=memory).stride())
 
 
 def _shares(straight: Tensor, along: Tensor, slope: Tensor | None, over: Statistics) -> Tensor:
@@ -146,14 +169,15 @@ def channel_norm(
     bias: Tensor | None,
     over: Statistics,
     owned: tuple[slice, ...] | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """(output, mean, biased variance); the moments are one for each group of channels.
+    seen: Seen | None = None,
+) -> Tensor:
+    """x normalised. `seen` is told the moments, one mean and one variance for each group.
 
     `owned` is the part of x that counts for the moments, if x has a margin beyond it.
     """
     if x.shape[0] == 0:
         # PyTorch's kernel for the backward divides by the size of the batch, and crashes.
         flat = x.reshape(1, x.shape[1], 0)
-        out, mean, var = _ChannelNorm.apply(flat, weight, bias, over, None)
-        return out.reshape(x.shape), mean, var
-    return _ChannelNorm.apply(x, weight, bias, over, owned)
+        out: Tensor = _ChannelNorm.apply(flat, weight, bias, over, None, seen)
+        return out.reshape(x.shape)
+    return _ChannelNorm.apply(x, weight, bias, over, owned, seen)

@@ -58,7 +58,7 @@ def _broadcast_or_moved(tile: Tile, placement: Placement) -> Tensor:
         return redistribute(tile, placement)
     # Sizes that cannot be broadcast: let PyTorch's message speak of the global shapes.
     torch.broadcast_shapes(shape, tuple(sizes.get(d, 1) for d in range(min(sizes), 0)))
-    return redistribute(tile, placement)
+    raise RuntimeError(f"a tensor of {tuple(shape)} for one that has the sizes {sizes} there")
 
 
 def _target(tiles: list[Tile]) -> Placement:

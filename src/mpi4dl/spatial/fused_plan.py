@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -85,6 +85,10 @@ class TracedTile(Tile):
 
     margin: Trace
     number: int
+
+    def maker(self) -> Callable[[Tensor], Tile]:
+        placement, trace = self.placement, self.margin
+        return lambda local: _traced(wrap(alias(local), placement), trace)
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

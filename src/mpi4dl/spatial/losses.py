@@ -103,8 +103,9 @@ def _summed(
         return total, total.dtype
     cell = of(input.new_zeros(1, *input.shape[1:]), target.new_zeros(1, *target.shape[1:]), weight)
     wide = torch.float32 if half else cell.dtype
-    if input.shape[0] == 0:
-        return input.sum().to(wide), cell.dtype
+    if input.shape[0] == 0:  # all that may want a gradient stays in the graph, as elsewhere
+        nothing = input.to(wide).sum() + target.to(wide).sum()
+        return nothing if weight is None else nothing + weight[:0].sum(), cell.dtype
     numbers = target.to(wide) if target.is_floating_point() else target
     total = of(input.to(wide), numbers, None if weight is None else weight.to(wide))
     return total, cell.dtype

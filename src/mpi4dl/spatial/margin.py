@@ -15,6 +15,7 @@ more. Borders of the image have no margin; there each layer's own padding lies.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, reduce
 from typing import Any
@@ -139,6 +140,18 @@ class WideTile(Tile):
             own = local[self.margin.own_part(self)]
             self.inside = wrap(alias(own), self.placement)
         return self.inside
+
+    def maker(self) -> Callable[[Tensor], Tile]:
+        placement, margin, given_up = self.placement, self.margin, not self.believed()
+        own = self.margin.own_part(self) if self.origin is not None else None
+
+        def wide(local: Tensor) -> Tile:
+            origin = None if own is None else wrap(local[own].clone(), placement)
+            tile = _wide(alias(local), placement, margin, origin)
+            tile.given_up = given_up
+            return tile
+
+        return wide
 
     def believed(self) -> bool:
         """Whether nothing but operators that know of margins has written to it."""

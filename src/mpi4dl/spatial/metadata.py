@@ -110,6 +110,8 @@ def stored_differently(func: Any, *args: Any, **kwargs: Any) -> Any:
         check_not_severed(func, tile)
     with no_intercept():
         out = func(*args, **kwargs)
+        if out is tile and func.__name__ == "contiguous":
+            out = _copied_if_the_whole_is(*args, **kwargs)
     if not isinstance(out, Tensor):  # `tile.type()` asks for a name
         return out
     if isinstance(out, Tile) or not isinstance(first, Tile):
@@ -117,6 +119,26 @@ def stored_differently(func: Any, *args: Any, **kwargs: Any) -> Any:
     if func.__name__ == "detach":  # shares the memory, and autograd forgets that it does
         out.severed = severance(tile)  # type: ignore[attr-defined]
     return wrap(out, tile.placement)
+
+
+def _copied_if_the_whole_is(
+    tile: Tile, memory_format: torch.memory_format = torch.contiguous_format
+) -> Tensor:
+    """A contiguous part of a tensor that need not be contiguous: the part itself, or a copy.
+
+    A part of one row or none is contiguous in any order of its dimensions. But its strides still
+    tell which order they are in, and so whether other ranks, and one process, make a copy: who
+    writes to the result must not write to the tile here and to something else there.
+    """
+    shape = [max(n, 1) for n in tile.size()]
+    thin = [d for d in tile.placement.cut_dims if shape[d] == 1]
+    if not thin:
+        return tile
+    strides = torch.empty(shape, device="meta", memory_format=memory_format).stride()
+    told = [d for d in range(-len(shape), 0) if d in thin or (shape[d] > 1 and not tile.numel())]
+    if all(tile.stride(d) == strides[d] for d in told):
+        return tile
+    return alias(tile).clone(memory_format=memory_format)
 
 
 @spatial_op_named("new_zeros", "new_ones", "new_full", "new_empty", "new_tensor")

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..comm.communicator import Communicator
 from ..comm.exchange import first_derivative_only, reduced
-from .channel_norm import Statistics, channel_norm
+from .channel_norm import Seen, Statistics, channel_norm
 from .placement import Placement
 from .reductions import is_cut, widened
 from .regions import refuse_split_channels
@@ -131,12 +131,20 @@ def _check_channels(func: Any, x: Tile) -> None:
         refuse_split_channels(func)
 
 
-def _update_running(
-    running: Tensor | None, value: Tensor, momentum: float, factor: float = 1.0
-) -> None:
-    if running is not None:
-        with torch.no_grad():
-            running.lerp_((value * factor).flatten().to(running.dtype), momentum)
+def _running(
+    means: Tensor | None, variances: Tensor | None, momentum: float, count: int, images: int = 1
+) -> Seen:
+    """Moves running statistics towards those of `count` values, averaged over the images."""
+
+    def update(running: Tensor | None, value: Tensor) -> None:
+        if running is not None:
+            running.lerp_(value.view(images, -1).mean(0).to(running.dtype), momentum)
+
+    def seen(mean: Tensor, var: Tensor) -> None:
+        update(means, mean)
+        update(variances, var * (count / (count - 1)))
+
+    return seen
 
 
 @spatial_op(F.batch_norm)
@@ -166,9 +174,8 @@ def batch_norm(
         raise ValueError(f"expected more than 1 value per channel when training, got {shape}")
     counts = _counts(input.placement, alias(input), dims)
     over = Statistics(counts, 1, eps, input.placement.comm)
-    y, mean, var = channel_norm(alias(input), weight, bias, over, owned_part(input))
-    _update_running(running_mean, mean, momentum)
-    _update_running(running_var, var, momentum, count / (count - 1))
+    seen = _running(running_mean, running_var, momentum, count)
+    y = channel_norm(alias(input), weight, bias, over, owned_part(input), seen)
     return wrap(y, input.placement)
 
 
@@ -195,8 +202,13 @@ def owned_part(input: Tile) -> tuple[slice, ...] | None:
 
 
 def _per_sample(
-    input: Tile, groups: int, weight: Tensor | None, bias: Tensor | None, eps: float
-) -> tuple[Tensor, Tensor, Tensor]:
+    input: Tile,
+    groups: int,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    seen: Seen | None = None,
+) -> Tensor:
     """Groups of channels of each image by themselves: a batch norm of N·C channels."""
     local, placement = alias(input), input.placement
     n, c = local.shape[:2]
@@ -204,8 +216,7 @@ def _per_sample(
     over = Statistics(_counts(placement, local, dims), c // groups, eps, placement.comm)
     slope, shift = (None if p is None else p.repeat(n) for p in (weight, bias))
     merged = local.reshape(1, n * c, *local.shape[2:])
-    y, mean, var = channel_norm(merged, slope, shift, over)
-    return wrap(y.view(local.shape), placement), mean.view(n, groups), var.view(n, groups)
+    return wrap(channel_norm(merged, slope, shift, over, None, seen).view(local.shape), placement)
 
 
 def _mixed(
@@ -252,9 +263,10 @@ def instance_norm(
         )
     if batch_cut:
         return group_norm(func, input, shape[1], weight, bias, eps)
-    y, mean, var = _per_sample(input, shape[1], weight, bias, eps)
-    _update_running(running_mean, mean.mean(0), momentum)
-    _update_running(running_var, var.mean(0), momentum, count / (count - 1))
+    moments: list[Tensor] = []
+    y = _per_sample(input, shape[1], weight, bias, eps, lambda *found: moments.extend(found))
+    # PyTorch moves them here, after what a checkpoint may see, and in batch norm before it.
+    _running(running_mean, running_var, momentum, count, shape[0])(*moments)
     return y
 
 
@@ -292,10 +304,14 @@ def group_norm(
     _check_affine((shape[1],), weight, bias)
     dims = tuple(range(2 - n, 0))
     if not is_cut(input, dims) or not input.numel():
-        return wrap(F.group_norm(alias(input), num_groups, weight, bias, eps), input.placement)
+        local = alias(input)
+        if not local.requires_grad:
+            # PyTorch's backward for the weights alone crashes where that is in channels_last.
+            local = local.contiguous()
+        return wrap(F.group_norm(local, num_groups, weight, bias, eps), input.placement)
     if -n in input.placement.cut_dims:
         return _mixed(input, num_groups, weight, bias, eps)
-    return _per_sample(input, num_groups, weight, bias, eps)[0]
+    return _per_sample(input, num_groups, weight, bias, eps)
 
 
 @spatial_op(F.layer_norm, torch.layer_norm)

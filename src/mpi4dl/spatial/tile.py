@@ -94,6 +94,11 @@ class Tile(torch.Tensor):
         """The tile without any margin, which is the tile itself."""
         return self
 
+    def maker(self) -> Callable[[Tensor], Tile]:
+        """What makes such a tile of its local tensor, and keeps no memory itself."""
+        placement = self.placement
+        return lambda local: wrap(alias(local), placement)
+
     @property
     def layout(self) -> Layout:  # type: ignore[override]
         """Which rank holds which box."""
