@@ -19,7 +19,7 @@ import mpi4dl
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "mpi4dl"
 
-FLOORS = ("errors", "geometry", "schedule", "comm", "spatial", "mpi4dl")
+FLOORS = ("errors", "geometry", "schedule", "comm", "spatial", "pipeline", "mpi4dl")
 """Bottom-up: a module imports from its own floor and from those before it. `mpi4dl` is the roof."""
 
 PURE = ("errors", "geometry", "schedule")

@@ -14,9 +14,11 @@ from .errors import (
     LaunchError,
     LayoutMismatch,
     Mpi4dlError,
+    PlanError,
     UnsupportedOperator,
 )
 from .geometry import Box, Interval, Layout
+from .pipeline import Plan
 from .spatial import FusedHalo, Tile, fused_halo, shard, spatial_op, wrap
 
 __version__ = "0.1.0"
@@ -30,6 +32,8 @@ __all__ = [
     "Layout",
     "LayoutMismatch",
     "Mpi4dlError",
+    "Plan",
+    "PlanError",
     "Tile",
     "UnsupportedOperator",
     "fused_halo",

@@ -3,6 +3,7 @@
 Mpi4dlError
 ├── GeometryError         boxes, layouts or windows that cannot exist
 ├── LayoutMismatch        tensors, layouts and ranks that do not fit together
+├── PlanError             stages, ranks and batches that do not fit together
 ├── ScheduleError         orders of work that cannot be made, or that would wait for ever
 ├── UnsupportedOperator   an operator that has no rule for tiles
 └── LaunchError           the process group or its surroundings are not usable
@@ -19,6 +20,10 @@ class GeometryError(Mpi4dlError, ValueError):
 
 class LayoutMismatch(Mpi4dlError, ValueError):
     """A tensor, a layout and a group of ranks that do not fit together."""
+
+
+class PlanError(Mpi4dlError, ValueError):
+    """A plan that cannot be carried out: stages, ranks, batches and layers that do not fit."""
 
 
 class ScheduleError(Mpi4dlError, ValueError):

@@ -11,7 +11,6 @@ Nothing here computes pixels, and nothing depends on its answer but how often ne
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +27,7 @@ from .placement import Placement
 from .regions import Kernel, Native, Windows, windowed
 from .registry import HANDLERS, answer
 from .tile import Tile, alias, wrap
+from .twin import meta_twin
 
 
 class _Nobody:
@@ -229,18 +229,8 @@ def entering(module: nn.Module, tiles: Sequence[Tile], call: Any) -> list[Boxes]
     ghosts = [ghost(tile) for tile in tiles]
     with torch.random.fork_rng(devices=[]), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what there is to say, the real run says
-        call(_without_hooks(module), ghosts)
+        call(meta_twin(module), ghosts)
     needs = _needs(trace)
     if needs is None:
         return [tile.placement.layout.boxes for tile in tiles]
     return [_rounded(needs[tile.number], trace) for tile in ghosts]
-
-
-def _without_hooks(module: nn.Module) -> nn.Module:
-    """A copy on the meta device that does nothing but compute."""
-    twin = copy.deepcopy(module).to("meta")
-    for part in twin.modules():
-        for name, value in vars(part).items():
-            if name.endswith("_hooks") and isinstance(value, dict):
-                value.clear()
-    return twin
