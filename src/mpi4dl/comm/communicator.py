@@ -1,4 +1,4 @@
-"""What tiles need from a group of ranks: exchange, all-reduce, all-gather. Nothing else.
+"""What training needs from a group of ranks: exchange, all-reduce, all-gather. Nothing else.
 
 Three implementations: `Serial` (one process), `ProcessGroupCommunicator` (torch.distributed) and
 `ThreadCommunicator` (ranks that are threads of one process, for tests and for looking around).
@@ -33,8 +33,16 @@ class Communicator(Protocol):
     def size(self) -> int: ...
     def __hash__(self) -> int: ...
 
+    def subgroup(self, ranks: Sequence[int]) -> Communicator:
+        """Some of the ranks, in this order. Collective for them alone; made once, then kept."""
+        ...
+
     def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Pending:
-        """Begin to send and receive. At most one message for each pair of ranks and direction."""
+        """Begin to send and receive. At most one message for each pair of ranks and direction.
+
+        What is sent may change as soon as this returns, unless the transport is NCCL or Gloo:
+        there, when the wait is over. Exchanges may be waited for in any order.
+        """
         ...
 
     def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> None:
@@ -58,6 +66,9 @@ class Serial:
 
     rank = 0
     size = 1
+
+    def subgroup(self, ranks: Sequence[int]) -> Communicator:
+        return self
 
     def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Pending:
         if sends or receives:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from weakref import WeakSet
 
 import torch
@@ -25,12 +26,16 @@ def sync_gradients(model: nn.Module, comm: Communicator | None = None) -> None:
     comm = comm or communicator()
     if comm.size == 1:
         return
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    if not parameters:
-        return
     if model not in _checked:
-        _check_same_parameters(model, comm)
+        check_same_parameters(model, comm)
         _checked.add(model)
+    sum_gradients([p for p in model.parameters() if p.requires_grad], comm, 1 / comm.size)
+
+
+def sum_gradients(parameters: Sequence[Tensor], comm: Communicator, factor: float = 1.0) -> None:
+    """Replace each gradient by the sum over ranks, times `factor`. Collective."""
+    if comm.size == 1 or not parameters:
+        return
     # Ranks may differ in which parameters took part (a branch taken on some); all must agree.
     present = torch.tensor(
         [p.grad is not None for p in parameters], dtype=torch.int32, device=parameters[0].device
@@ -42,13 +47,16 @@ def sync_gradients(model: nn.Module, comm: Communicator | None = None) -> None:
     for bucket in _buckets([p.grad for p in parameters if p.grad is not None]):
         flat = torch.cat([g.flatten() for g in bucket])
         comm.all_reduce(flat)
-        flat /= comm.size
+        if factor != 1:
+            flat *= factor
         for gradient, part in zip(bucket, flat.split([g.numel() for g in bucket]), strict=True):
             gradient.copy_(part.view_as(gradient))
 
 
-def _check_same_parameters(model: nn.Module, comm: Communicator) -> None:
+def check_same_parameters(model: nn.Module, comm: Communicator) -> None:
     """Ranks train one model: different weights would average gradients of different functions."""
+    if comm.size == 1 or not any(True for _ in model.parameters()):
+        return
     everyone = comm.all_gather(torch.stack([_digest(p.detach()) for p in model.parameters()]))
     differ = (everyone != everyone[0]).any(0)
     names = [n for (n, _), d in zip(model.named_parameters(), differ.tolist(), strict=True) if d]

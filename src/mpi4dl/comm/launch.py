@@ -98,9 +98,15 @@ def communicator(group: dist.ProcessGroup | None = None) -> Communicator:
     world = group if group is not None else dist.group.WORLD
     assert world is not None
     if world not in _tiles:
-        ranks = dist.get_process_group_ranks(world)
-        tiles = ProcessGroupCommunicator(dist.new_group(ranks, use_local_synchronization=True))
-        # NCCL wants every rank in a group's first operation; an exchange may concern only some.
-        dist.barrier(tiles.group)
-        _tiles[world] = on_one_machine(tiles)
+        _tiles[world] = _connected(tuple(dist.get_process_group_ranks(world)))
     return _tiles[world]
+
+
+def _connected(processes: tuple[int, ...]) -> Communicator:
+    """A communicator of these processes, in this order, with a process group of its own."""
+    if len(processes) == 1:
+        return SERIAL
+    group = dist.new_group(sorted(processes), use_local_synchronization=True)
+    # NCCL wants every rank in a group's first operation; an exchange may concern only some.
+    dist.barrier(group)
+    return on_one_machine(ProcessGroupCommunicator(group, processes, _connected))

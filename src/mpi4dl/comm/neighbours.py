@@ -48,10 +48,13 @@ class NeighbourCommunicator:
     """The ranks of a process group that all run on this machine. Made by `on_one_machine`."""
 
     def __init__(
-        self, group: dist.ProcessGroup, office: PostOffice, offices: Sequence[tuple[int, int]]
+        self,
+        processes: ProcessGroupCommunicator,
+        office: PostOffice,
+        offices: Sequence[tuple[int, int]],
     ) -> None:
-        self.group = group
-        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        self._processes = processes
+        self.rank, self.size = processes.rank, processes.size
         self._office = office
         self._others = {
             rank: Neighbour(process, file, self.size, rank, self.rank)
@@ -60,6 +63,9 @@ class NeighbourCommunicator:
         }
         crowded = self.size > len(os.sched_getaffinity(0))
         self._wait = Wait(crowded, lambda peer: self._others[peer].alive())
+
+    def subgroup(self, ranks: Sequence[int]) -> Communicator:
+        return self._processes.subgroup(ranks)
 
     def expect(self, peer: int) -> int:
         """The number of the next message from `peer`."""
@@ -135,7 +141,7 @@ def on_one_machine(comm: ProcessGroupCommunicator) -> Communicator:
     made: NeighbourCommunicator | None = None
     if office is not None and bool((table[:, 0] == here).all()):
         kept, offices = office, [(process, file) for _, process, file in table.tolist()]
-        made = _attempt(lambda: NeighbourCommunicator(comm.group, kept, offices))
+        made = _attempt(lambda: NeighbourCommunicator(comm, kept, offices))
     everybody = torch.tensor([made is not None], dtype=torch.int32)
     comm.all_reduce(everybody, "min")
     return made if made is not None and everybody.item() else comm

@@ -36,6 +36,9 @@ class _Nobody:
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
 
+    def subgroup(self, ranks: Sequence[int]) -> _Nobody:
+        return _Nobody(ranks.index(self.rank), len(ranks))
+
     def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Pending:
         return Done()
 

@@ -78,7 +78,7 @@ class Tile(torch.Tensor):
         """The whole tensor on every rank, differentiable: the one operation that gathers."""
         placement = self.placement
         if placement.joined:
-            return _separated(self).full_tensor().reshape(self.global_shape)
+            return separated(self).full_tensor().reshape(self.global_shape)
         layout = placement.layout
         targets = (Box.full(layout.size),) * layout.ranks
         return transfer(alias(self), Transfer(layout, targets), placement.dims, placement.comm)
@@ -245,7 +245,7 @@ def _redistributed_joined(tile: Tile, placement: Placement) -> Tile:
     current = tile.placement
     if (current.dims, current.joined) != (placement.dims, placement.joined):
         raise LayoutMismatch("two tensors that were flattened in different ways cannot be combined")
-    apart = _separated(tile)
+    apart = separated(tile)
     moved = redistribute(apart, apart.placement.with_layout(placement.layout))
     local = alias(moved).reshape(placement.local_shape(tile.global_shape))
     return wrap(alias(local), placement)
@@ -258,7 +258,7 @@ def _with_dims(placement: Placement, dims: tuple[int, ...], shape: Sequence[int]
     return placement
 
 
-def _separated(tile: Tile) -> Tile:
+def separated(tile: Tile) -> Tile:
     """A tile with joined dimensions, taken apart into one dimension for each factor."""
     placement = tile.placement
     local = alias(tile)
