@@ -33,8 +33,11 @@ class Communicator(Protocol):
     def size(self) -> int: ...
     def __hash__(self) -> int: ...
 
-    def subgroup(self, ranks: Sequence[int]) -> Communicator:
-        """Some of the ranks, in this order. Collective for them alone; made once, then kept."""
+    def subgroup(self, ranks: Sequence[int], use: str = "") -> Communicator:
+        """Some of the ranks, in this order. Collective for them alone; made once, then kept.
+
+        Messages for another `use` do not mix with these, in whatever order they are sent.
+        """
         ...
 
     def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Pending:
@@ -47,6 +50,10 @@ class Communicator(Protocol):
 
     def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> None:
         """Combine in place; every rank ends with the same bits."""
+        ...
+
+    def start_all_reduce(self, tensor: Tensor) -> Pending:
+        """Begin to add up; nobody has to be there yet. Done when the wait is over."""
         ...
 
     def all_gather(self, tensor: Tensor) -> Tensor:
@@ -67,7 +74,7 @@ class Serial:
     rank = 0
     size = 1
 
-    def subgroup(self, ranks: Sequence[int]) -> Communicator:
+    def subgroup(self, ranks: Sequence[int], use: str = "") -> Communicator:
         return self
 
     def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Pending:
@@ -77,6 +84,9 @@ class Serial:
 
     def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> None:
         return None
+
+    def start_all_reduce(self, tensor: Tensor) -> Pending:
+        return Done()
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         return torch.stack([tensor])

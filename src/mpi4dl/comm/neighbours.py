@@ -44,6 +44,16 @@ class _Receiving:
         self._receives.clear()
 
 
+class _Finishing:
+    """Something that is begun, and done by whoever waits for it."""
+
+    def __init__(self, finish: Callable[[], None]) -> None:
+        self._finish = finish
+
+    def wait(self) -> None:
+        self._finish()
+
+
 class NeighbourCommunicator:
     """The ranks of a process group that all run on this machine. Made by `on_one_machine`."""
 
@@ -64,8 +74,8 @@ class NeighbourCommunicator:
         crowded = self.size > len(os.sched_getaffinity(0))
         self._wait = Wait(crowded, lambda peer: self._others[peer].alive())
 
-    def subgroup(self, ranks: Sequence[int]) -> Communicator:
-        return self._processes.subgroup(ranks)
+    def subgroup(self, ranks: Sequence[int], use: str = "") -> Communicator:
+        return self._processes.subgroup(ranks, use)
 
     def expect(self, peer: int) -> int:
         """The number of the next message from `peer`."""
@@ -86,42 +96,68 @@ class NeighbourCommunicator:
         return out
 
     def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> None:
-        flat = tensor.detach().reshape(-1).cpu()
-        for piece in flat.split(max(1, _PIECE // flat.element_size())):
-            if self.size > 2 and piece.numel() * piece.element_size() >= _LARGE:
-                self._reduce_by_shares(piece, op)
-            else:
-                piece.copy_(self._combined(piece, slice(None), op))
+        flat = self._flat(tensor)
+        for piece in self._pieces(flat):  # each before the next: what is under way fits the cache
+            self._combine(piece, self._announce(piece), op)
+        self._put_back(flat, tensor)
+
+    def start_all_reduce(self, tensor: Tensor) -> Pending:
+        flat = self._flat(tensor)
+        announced = [(piece, self._announce(piece)) for piece in self._pieces(flat)]
+
+        def finish() -> None:
+            for piece, numbers in announced:
+                self._combine(piece, numbers, "sum")
+            self._put_back(flat, tensor)
+
+        return _Finishing(finish)
+
+    def _flat(self, tensor: Tensor) -> Tensor:
+        return tensor.detach().reshape(-1).cpu()
+
+    def _put_back(self, flat: Tensor, tensor: Tensor) -> None:
         if flat.data_ptr() != tensor.data_ptr():
             tensor.detach().copy_(flat.view(tensor.shape))
 
-    def _reduce_by_shares(self, flat: Tensor, op: ReduceOp) -> None:
-        cuts = [rank * len(flat) // self.size for rank in range(self.size + 1)]
+    def _pieces(self, flat: Tensor) -> Sequence[Tensor]:
+        return flat.split(max(1, _PIECE // flat.element_size()))
+
+    def _announce(self, piece: Tensor) -> dict[int, int]:
+        """Show it to the others. The numbers of their messages about the same."""
+        self._office.post(piece, list(self._others), self._wait)
+        return {rank: self.expect(rank) for rank in self._others}
+
+    def _combine(self, piece: Tensor, numbers: dict[int, int], op: ReduceOp) -> None:
+        if self.size == 2 or piece.numel() * piece.element_size() < _LARGE:
+            piece.copy_(self._combined(piece, numbers, slice(None), op))
+            return
+        cuts = [rank * len(piece) // self.size for rank in range(self.size + 1)]
         shares = [slice(a, b) for a, b in pairwise(cuts)]
-        mine = self._combined(flat, shares[self.rank], op)
-        flat[shares[self.rank]] = mine
-        self._exchange(mine, [(rank, flat[shares[rank]]) for rank in self._others])
+        mine = self._combined(piece, numbers, shares[self.rank], op)
+        piece[shares[self.rank]] = mine
+        self._exchange(mine, [(rank, piece[shares[rank]]) for rank in self._others])
 
     def _exchange(self, mine: Tensor, receives: Sequence[Message]) -> None:
         self._office.post(mine, list(self._others), self._wait)
         _Receiving(self, receives).wait()
 
-    def _combined(self, flat: Tensor, share: slice, op: ReduceOp) -> Tensor:
+    def _combined(
+        self, piece: Tensor, numbers: dict[int, int], share: slice, op: ReduceOp
+    ) -> Tensor:
         """A share of everybody's values, combined in rank order: the same bits on all ranks."""
-        wide = torch.float32 if flat.dtype in _HALF else flat.dtype
+        wide = torch.float32 if piece.dtype in _HALF else piece.dtype
         totals: list[Tensor] = []
 
         def add(value: Tensor) -> None:
             value = value[share].to(wide)
             totals[:] = [_COMBINE[op](totals[0], value) if totals else value.clone()]
 
-        self._office.post(flat, list(self._others), self._wait)
         for rank in range(self.size):
             if rank == self.rank:
-                add(flat)
+                add(piece)
             else:
-                self.read(rank, self.expect(rank), flat, add)
-        return totals[0].to(flat.dtype)
+                self.read(rank, numbers[rank], piece, add)
+        return totals[0].to(piece.dtype)
 
     def __repr__(self) -> str:
         return f"NeighbourCommunicator(rank {self.rank} of {self.size})"

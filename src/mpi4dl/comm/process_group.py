@@ -50,10 +50,10 @@ class ProcessGroupCommunicator:
         self.rank = self.peers.index(dist.get_rank())
         self._places = [self.peers.index(peer) for peer in in_group]
         self._make = make
-        self._subgroups: dict[tuple[int, ...], Communicator] = {}
+        self._subgroups: dict[tuple[tuple[int, ...], str], Communicator] = {}
 
-    def subgroup(self, ranks: Sequence[int]) -> Communicator:
-        key = tuple(ranks)
+    def subgroup(self, ranks: Sequence[int], use: str = "") -> Communicator:
+        key = (tuple(ranks), use)
         if key not in self._subgroups:
             self._subgroups[key] = self._make(tuple(self.peers[rank] for rank in ranks))
         return self._subgroups[key]
@@ -80,6 +80,11 @@ class ProcessGroupCommunicator:
         dist.all_reduce(sent, _OPS[op], group=self.group)
         if sent is not tensor:
             tensor.copy_(sent)
+
+    def start_all_reduce(self, tensor: Tensor) -> Pending:
+        sent = self._to_send(tensor)
+        work = dist.all_reduce(sent, group=self.group, async_op=True)
+        return _Works([work], [sent], [] if sent is tensor else [(tensor, sent)])
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         sent = self._to_send(tensor)

@@ -35,17 +35,18 @@ class _World:
         self.mail = {(a, b): _Mail() for a in range(size) for b in range(size)}
         self.sent = 0
         self.failed = False
-        self.groups: dict[tuple[int, ...], _World] = {}
+        self.groups: dict[tuple[tuple[int, ...], str], _World] = {}
         self._making = threading.Lock()
 
-    def group(self, ranks: tuple[int, ...]) -> _World:
+    def group(self, ranks: tuple[int, ...], use: str) -> _World:
         """The world of some of the ranks: the same one for all who ask."""
+        key = (ranks, use)
         with self._making:
-            if ranks not in self.groups:
-                self.groups[ranks] = _World(len(ranks), self.timeout)
+            if key not in self.groups:
+                self.groups[key] = _World(len(ranks), self.timeout)
                 if self.failed:
-                    self.groups[ranks].abort()
-            return self.groups[ranks]
+                    self.groups[key].abort()
+            return self.groups[key]
 
     def abort(self) -> None:
         """Wake every rank that waits: one of them has failed."""
@@ -105,6 +106,16 @@ class _Receiving:
         self._receives.clear()
 
 
+class _AddingUp:
+    def __init__(self, total: Tensor, arriving: Pending, parts: dict[int, Tensor]) -> None:
+        self._total, self._arriving, self._parts = total, arriving, parts
+
+    def wait(self) -> None:
+        self._arriving.wait()
+        in_order = [self._parts[rank] for rank in sorted(self._parts)]
+        self._total.copy_(torch.stack(in_order).sum(0))
+
+
 class ThreadCommunicator:
     """One rank of a group of threads; made by `run_threads`."""
 
@@ -112,21 +123,21 @@ class ThreadCommunicator:
         self._world = world
         self.rank = rank
         self.size = world.size
-        self._groups: dict[tuple[int, ...], ThreadCommunicator] = {}
+        self._groups: dict[tuple[tuple[int, ...], str], ThreadCommunicator] = {}
 
     @property
     def messages_sent(self) -> int:
         """By all ranks together since the start."""
         return self._world.sent
 
-    def subgroup(self, ranks: Sequence[int]) -> Communicator:
+    def subgroup(self, ranks: Sequence[int], use: str = "") -> Communicator:
         if len(ranks) == 1:
             return SERIAL
-        group = self._groups.get(tuple(ranks))
-        if group is None:
-            group = ThreadCommunicator(self._world.group(tuple(ranks)), ranks.index(self.rank))
-            self._groups[tuple(ranks)] = group
-        return group
+        key = (tuple(ranks), use)
+        if key not in self._groups:
+            world = self._world.group(*key)
+            self._groups[key] = ThreadCommunicator(world, ranks.index(self.rank))
+        return self._groups[key]
 
     def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Pending:
         for peer, tensor in sends:
@@ -141,6 +152,12 @@ class ThreadCommunicator:
         out = torch.stack([slot for slot in world.slots if slot is not None])
         world.barrier.wait()
         return out
+
+    def start_all_reduce(self, tensor: Tensor) -> Pending:
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        buffers = {rank: torch.empty_like(tensor) for rank in others}
+        arriving = self.start([(rank, tensor) for rank in others], list(buffers.items()))
+        return _AddingUp(tensor, arriving, {**buffers, self.rank: tensor})
 
     def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> None:
         tensor.copy_(_COMBINE[op](self.all_gather(tensor), 0))

@@ -2,10 +2,11 @@
 
     RF ─▶ F ─▶ SF        forward: receive, compute, send
     RB ─▶ B ─▶ SB        backward: likewise, upstream
-          R              all copies of a stage add up their gradients
+          R              all copies of a stage begin to add up their gradients
 
-Receives are posted where they stand and waited for where their data is needed. What the lists
-guarantee (`schedule/lowering.py`) holds for any transport whose sends return at once.
+Receives are posted where they stand and waited for where their data is needed, and reductions
+at the end. What the lists guarantee (`schedule/lowering.py`) holds for any transport whose sends
+return at once.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ from ..schedule import Action, Kind, Program, Span
 from ..spatial.tile import Tile
 from .arrangement import Shape, Signature, feeding, labelling
 from .batch import Batch
-from .boundary import Arriving, Route
+from .boundary import Arriving, Boundary, Route
 from .description import described, entering
 from .randomness import own_randomness
+from .reduction import Reduction
 from .setup import Held, Setup
 from .stage import Work
 
@@ -41,6 +43,8 @@ class Step:
     program: Program
     batch: Batch
     training: bool
+    updating: bool
+    """Whether the gradients are complete after it, and added up over all copies."""
     loss: Callable[[Any, Any], Tensor] | None
     weight: Callable[[int], float]
     """How much the loss of a micro-batch of this replica counts."""
@@ -57,15 +61,15 @@ class Step:
 class Engine:
     """This rank's part of every program."""
 
-    def __init__(self, setup: Setup, reduce: Callable[[int], None]) -> None:
-        self._setup, self._reduce = setup, reduce
+    def __init__(self, setup: Setup) -> None:
+        self._setup = setup
         self._last = setup.plan.split_size - 1
         self._works: dict[Place, Work] = {}
         self._arriving: dict[Place, tuple[Route, list[Arriving]]] = {}
         self._returning: dict[Place, list[Arriving]] = {}
         self._gradients: dict[Place, list[Tensor]] = {}
         self._step: Step
-        self._do: dict[Kind, Callable[[Action, Held], None]] = {
+        self._do: dict[Kind, Callable[[Action], None]] = {
             Kind.FORWARD: self._forward,
             Kind.BACKWARD: self._backward,
             Kind.INPUT: self._backward_of_input,
@@ -74,6 +78,7 @@ class Engine:
             Kind.RECEIVE_FORWARD: self._receive_forward,
             Kind.SEND_BACKWARD: self._send_backward,
             Kind.RECEIVE_BACKWARD: self._receive_backward,
+            Kind.REDUCE: self._reduce,
         }
 
     def run(self, step: Step) -> None:
@@ -81,14 +86,16 @@ class Engine:
         self._step = step
         try:
             with self._surroundings():
-                for action in step.program.part(tuple(self._setup.held)):
+                actions = step.program.part(tuple(self._setup.held))
+                last = {a.stage: a for a in actions if a.kind in (Kind.BACKWARD, Kind.WEIGHT)}
+                for action in actions:
                     started = time.perf_counter()
-                    if action.kind is Kind.REDUCE:
-                        self._reduce(action.stage)
-                    else:
-                        held = self._setup.held[action.direction, action.stage]
-                        self._do[action.kind](action, held)
+                    if last.get(action.stage) is action:
+                        self._last_backward()
+                    self._do[action.kind](action)
                     step.spans.append(Span(action, started, time.perf_counter()))
+                for reduction in self._reductions():
+                    reduction.finish()
                 for held in self._setup.held.values():
                     held.finish()
         finally:
@@ -107,8 +114,8 @@ class Engine:
 
     # ── compute ──────────────────────────────────────────────────────────────────────────────
 
-    def _forward(self, action: Action, held: Held) -> None:
-        step = self._step
+    def _forward(self, action: Action) -> None:
+        step, held = self._step, self._held(action)
         value, entrances = self._input(action, held)
         work = Work(entrances)
         with self._random(action), self._watched(action, held):
@@ -174,15 +181,15 @@ class Engine:
         """The micro-batch on the stage before, if that is on the same ranks."""
         return self._works[_place(action.at(Kind.FORWARD, action.stage - 1))]
 
-    def _backward(self, action: Action, held: Held) -> None:
+    def _backward(self, action: Action) -> None:
         self._returned(action)
-        self._pass_back(action, held, self._works.pop(_place(action)).backward())
+        self._pass_back(action, self._works.pop(_place(action)).backward())
 
-    def _backward_of_input(self, action: Action, held: Held) -> None:
+    def _backward_of_input(self, action: Action) -> None:
         self._returned(action)
-        self._pass_back(action, held, self._works[_place(action)].backward_of_input())
+        self._pass_back(action, self._works[_place(action)].backward_of_input())
 
-    def _backward_of_parameters(self, action: Action, held: Held) -> None:
+    def _backward_of_parameters(self, action: Action) -> None:
         self._works.pop(_place(action)).backward_of_parameters()
 
     def _returned(self, action: Action) -> None:
@@ -191,33 +198,61 @@ class Engine:
             arrived = [tensor.wait() for tensor in self._returning.pop(_place(action))]
             self._works[_place(action)].gradients = arrived
 
-    def _pass_back(self, action: Action, held: Held, gradients: list[Tensor]) -> None:
-        if held.incoming is not None:
+    def _pass_back(self, action: Action, gradients: list[Tensor]) -> None:
+        if self._held(action).incoming is not None:
             self._gradients[_place(action)] = gradients
         elif action.stage:
             self._before(action).gradients = gradients
 
     # ── communicate ──────────────────────────────────────────────────────────────────────────
 
-    def _send_forward(self, action: Action, held: Held) -> None:
-        assert held.outgoing is not None
+    def _send_forward(self, action: Action) -> None:
         work = self._works[_place(action)]
         assert work.description is not None
-        held.outgoing.send(self._signature(action), work.description, work.outputs)
+        self._outgoing(action).send(self._signature(action), work.description, work.outputs)
         if not self._step.training:
             del self._works[_place(action)]
 
-    def _receive_forward(self, action: Action, held: Held) -> None:
-        assert held.incoming is not None
-        self._arriving[_place(action)] = held.incoming.receive(self._signature(action))
+    def _receive_forward(self, action: Action) -> None:
+        self._arriving[_place(action)] = self._incoming(action).receive(self._signature(action))
 
-    def _send_backward(self, action: Action, held: Held) -> None:
-        assert held.incoming is not None
-        held.incoming.send_back(self._signature(action), self._gradients.pop(_place(action)))
+    def _send_backward(self, action: Action) -> None:
+        gradients = self._gradients.pop(_place(action))
+        self._incoming(action).send_back(self._signature(action), gradients)
 
-    def _receive_backward(self, action: Action, held: Held) -> None:
-        assert held.outgoing is not None
-        self._returning[_place(action)] = held.outgoing.receive_back(self._signature(action))
+    def _receive_backward(self, action: Action) -> None:
+        self._returning[_place(action)] = self._outgoing(action).receive_back(
+            self._signature(action)
+        )
+
+    def _last_backward(self) -> None:
+        """Gradients may leave as soon as they are there, if no other stage's could be before them
+        on one rank and after them on another."""
+        if self._step.updating and len(self._setup.modules) == 1:
+            for reduction in self._reductions():
+                reduction.last_backward()
+
+    def _reduce(self, action: Action) -> None:
+        if self._step.updating and action.stage in self._setup.reductions:
+            self._setup.reductions[action.stage].start()
+
+    def _reductions(self) -> list[Reduction]:
+        """Begun in the order of the list, which is one order for all ranks, and ended in this."""
+        reductions = self._setup.reductions
+        return [reductions[s] for s in sorted(reductions)] if self._step.updating else []
+
+    def _held(self, action: Action) -> Held:
+        return self._setup.held[action.direction, action.stage]
+
+    def _incoming(self, action: Action) -> Boundary:
+        boundary = self._held(action).incoming
+        assert boundary is not None
+        return boundary
+
+    def _outgoing(self, action: Action) -> Boundary:
+        boundary = self._held(action).outgoing
+        assert boundary is not None
+        return boundary
 
     # ── micro-batches ────────────────────────────────────────────────────────────────────────
 

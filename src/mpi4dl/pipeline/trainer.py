@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ..comm.gradients import check_same_parameters, sum_gradients
+from ..comm.gradients import check_same_parameters
 from ..comm.launch import init
 from ..comm.objects import shared
 from ..errors import PlanError
@@ -21,7 +21,7 @@ from .outputs import gathered
 from .partition import partition
 from .plan import Plan
 from .randomness import mixed
-from .setup import Setup
+from .setup import Setup, trained
 from .whole_state import WholeState
 
 Loss = Callable[[Any, Any], Tensor]
@@ -72,15 +72,14 @@ class Trainer:
         self._setup = setup = Setup(plan, stages, world, where)
         self._state = WholeState(stages, setup)
         for stage, module in setup.modules.items():
-            module.to(where)
             check_same_parameters(module, setup.copies[stage])
-        self.parameters = _trained(setup.modules.values())
+        self.parameters = trained(setup.modules.values())
         """Those of this rank's stages."""
         self.optimizer = optimizer(self.parameters) if optimizer and self.parameters else None
         self._loss, self._mean, self._clip = loss, reduction == "mean", clip_grad_norm
         self._accumulate, self._waiting = accumulate, 0
         self._scale = LossScale(enabled=plan.precision == "fp16")
-        self._engine = Engine(setup, self._reduce)
+        self._engine = Engine(setup)
         self._programs: dict[tuple[bool, int], Program] = {}
         self._agreed: set[str] = set()
         self._steps = 0
@@ -97,10 +96,9 @@ class Trainer:
         batch = Batch(self.plan, images, labels, training=True)
         self._waiting += 1
         step = self._run(batch, self._loss, training=True)
-        updating = self._waiting == self._accumulate
-        loss, norm, finite = self._totals(step, updating)
+        loss, norm, finite = self._totals(step)
         self._steps += 1
-        if updating:
+        if step.updating:
             self._waiting = 0
             self._update(norm, finite)
         return loss
@@ -117,12 +115,6 @@ class Trainer:
         for parameter in self.parameters:
             parameter.grad = None
 
-    def _reduce(self, stage: int) -> None:
-        """All copies of a stage have their gradients: exact is the sum."""
-        if self._waiting == self._accumulate:
-            parameters = _trained([self._setup.modules[stage]])
-            sum_gradients(parameters, self._setup.copies[stage])
-
     # ── evaluation ───────────────────────────────────────────────────────────────────────────
 
     def evaluate(self, images: Any, labels: Any = None) -> Tensor:
@@ -131,7 +123,7 @@ class Trainer:
             raise PlanError("this trainer has no loss: give Trainer(..., loss=...) to evaluate")
         batch = Batch(self.plan, images, labels, training=False)
         with self._evaluating():
-            return self._totals(self._run(batch, self._loss, training=False), False)[0]
+            return self._totals(self._run(batch, self._loss, training=False))[0]
 
     def predict(self, images: Any, gather: bool = True) -> Any:
         """What the model makes of a batch, in evaluation mode.
@@ -186,6 +178,7 @@ class Trainer:
             program=self._program(training, batch.micro_batches),
             batch=batch,
             training=training,
+            updating=training and self._waiting == self._accumulate,
             loss=loss,
             weight=weight,
             scale=self._scale.value / (self._accumulate if self._mean else 1),
@@ -217,7 +210,7 @@ class Trainer:
                 )
         self._agreed.add(mine)
 
-    def _totals(self, step: Step, updating: bool) -> tuple[Tensor, float, bool]:
+    def _totals(self, step: Step) -> tuple[Tensor, float, bool]:
         """The loss, the norm of the gradient, and whether it is finite: of the whole model."""
         setup = self._setup
         totals = torch.zeros(3, dtype=torch.float64, device=setup.device)
@@ -225,10 +218,10 @@ class Trainer:
             totals[0] += loss.double() * step.weight(micro_batch)
         held = [h for (_, stage), h in setup.held.items() if stage == self.plan.split_size - 1]
         totals[0] /= held[0].comm.size if held else 1
-        if updating and (self._clip is not None or self._scale.enabled):
+        if step.updating and (self._clip is not None or self._scale.enabled):
             for stage, module in setup.modules.items():
                 if setup.copies[stage].rank == 0:
-                    for parameter in _trained([module]):
+                    for parameter in trained([module]):
                         if parameter.grad is not None:
                             totals[1] += parameter.grad.double().square().sum()
         if setup.world.size > 1:
@@ -236,11 +229,6 @@ class Trainer:
         loss, square, _ = totals.cpu()
         norm = float(square.sqrt()) / self._scale.value
         return loss, norm, bool(square.isfinite())
-
-
-def _trained(modules: Iterable[nn.Module]) -> list[Tensor]:
-    unique = {id(p): p for module in modules for p in module.parameters() if p.requires_grad}
-    return list(unique.values())
 
 
 def _device_of(model: nn.Module) -> torch.device:
