@@ -95,18 +95,50 @@ def communicator(group: dist.ProcessGroup | None = None) -> Communicator:
         return local
     if not is_available():
         return SERIAL
-    world = group if group is not None else dist.group.WORLD
-    assert world is not None
-    if world not in _tiles:
-        _tiles[world] = _connected(tuple(dist.get_process_group_ranks(world)))
-    return _tiles[world]
+    over = group if group is not None else dist.group.WORLD
+    assert over is not None
+    if over not in _tiles:
+        _tiles[over] = _of_tiles(over)
+    return _tiles[over]
 
 
-def _connected(processes: tuple[int, ...]) -> Communicator:
-    """A communicator of these processes, in this order, with a process group of its own."""
+def _of_tiles(group: dist.ProcessGroup) -> Communicator:
+    ranks = dist.get_process_group_ranks(group)
+    finding = ProcessGroupCommunicator(group, ranks, _connected)
+    near = on_one_machine(finding)
+    if near is not finding or len(ranks) == 1:
+        return near
+    if len(ranks) < dist.get_world_size():
+        _check_names(finding)
+    own = dist.new_group(ranks, use_local_synchronization=len(ranks) < dist.get_world_size())
+    return _begun(ProcessGroupCommunicator(own, ranks, _connected))
+
+
+def _connected(processes: tuple[int, ...]) -> Communicator | None:
+    """A communicator with a process group of its own. Every process makes the same calls."""
+    if len(processes) > 1:
+        group = dist.new_group(sorted(processes))
+    if dist.get_rank() not in processes:
+        return None
     if len(processes) == 1:
         return SERIAL
-    group = dist.new_group(sorted(processes), use_local_synchronization=True)
-    # NCCL wants every rank in a group's first operation; an exchange may concern only some.
-    dist.barrier(group)
-    return on_one_machine(ProcessGroupCommunicator(group, processes, _connected))
+    return on_one_machine(_begun(ProcessGroupCommunicator(group, processes, _connected)))
+
+
+def _begun(comm: ProcessGroupCommunicator) -> ProcessGroupCommunicator:
+    """NCCL wants every rank in a group's first operation; an exchange may concern only some."""
+    dist.barrier(comm.group)
+    return comm
+
+
+def _check_names(comm: ProcessGroupCommunicator) -> None:
+    """PyTorch names a group that only its members make by how many each of them has made."""
+    count = len(dist.distributed_c10d._world.pg_names)
+    device = "cuda" if dist.get_backend(comm.group) == "nccl" else "cpu"
+    counts = comm.all_gather(torch.tensor([count], device=device)).flatten().tolist()
+    if len(set(counts)) > 1:
+        raise LaunchError(
+            f"the ranks of this group are in {counts} process groups, and tiles need another one, "
+            "which PyTorch makes only for ranks that are in equally many: make the same groups on "
+            "all of them"
+        )
