@@ -210,7 +210,8 @@ def add_matmul(
 ) -> Tensor:
     product = torch.matmul(a, b)
     scaled = product if alpha == 1 else product * alpha
-    return scaled if beta == 0 else scaled + (input if beta == 1 else input * beta)
+    added = input if beta == 1 else input * beta
+    return scaled if beta == 0 else (scaled + added).to(product.dtype)
 
 
 @spatial_op(torch.functional.tensordot)
@@ -238,7 +239,8 @@ def linear(func: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None)
     operands = [input, weight] if bias is None or split else [input, weight, bias]
     letters = [(*rows, "in"), (*columns, "in"), columns][: len(operands)]
     out = contracted(func, operands, letters, (*rows, *columns), func)
-    return out + bias if split and bias is not None else out
+    # In the dtype of the product, which autocast may have chosen.
+    return out + bias.to(out.dtype) if split and bias is not None else out
 
 
 # ── einsum ───────────────────────────────────────────────────────────────────────────────────────
