@@ -88,6 +88,10 @@ WITHOUT_PIXELS = {
     ),
     "batch_norm": (lambda x: F.batch_norm(x, None, None, training=True), torch.int64),
     "group_norm": (lambda x: F.group_norm(x, 3), torch.int64),
+    "batch_norm of complex numbers": (
+        lambda x: F.batch_norm(x, None, None, training=True),
+        torch.complex64,
+    ),
     "layer_norm": (lambda x: F.layer_norm(x, x.shape[2:]), torch.int64),
     "layer_norm of columns": (lambda x: F.layer_norm(x, x.shape[3:]), torch.int64),
     "softmax over channels": (lambda x: x.softmax(1), torch.int64),

@@ -114,7 +114,7 @@ def _check_affine(sizes: tuple[int, ...], *parameters: Tensor | None) -> None:
 
 def _normalized(func: Any, x: Tile, normalized_shape: Any) -> tuple[int, ...]:
     """The sizes that the last dimensions must have."""
-    _check_input(func, x)
+    _check_input(func, x, x.is_floating_point() or x.is_complex())
     sizes = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
     shape = tuple(x.global_shape)
     if not sizes or shape[-len(sizes) :] != sizes:
@@ -126,14 +126,14 @@ def _per_channel(parameter: Tensor | None, ndim: int) -> Tensor | None:
     return None if parameter is None else parameter.view(1, -1, *[1] * (ndim - 2))
 
 
-def _check_input(func: Any, x: Tile) -> None:
+def _check_input(func: Any, x: Tile, fine: bool) -> None:
     """What a rank without pixels would not notice, and the others would."""
-    if not x.is_floating_point():
+    if not fine:
         raise NotImplementedError(f"{func.__name__} is not implemented for {x.dtype}")
 
 
 def _check_channels(func: Any, x: Tile) -> None:
-    _check_input(func, x)
+    _check_input(func, x, x.is_floating_point())
     if 1 - x.ndim in x.placement.cut_dims:
         refuse_split_channels(func)
 
@@ -364,7 +364,8 @@ def rms_norm(
 @spatial_op(F.local_response_norm)
 def local_response_norm(func: Any, input: Tile, *args: Any, **kwargs: Any) -> Tensor:
     """Looks along the channels only."""
-    _check_channels(func, input)
+    if 1 - input.ndim in input.placement.cut_dims:
+        refuse_split_channels(func)
     local = alias(input)
     out = func(local, *args, **kwargs)
     if not local.numel():
