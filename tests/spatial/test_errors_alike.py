@@ -50,6 +50,11 @@ ONE_RANKS = {
         one_pixel(0, 1),
         "ZeroDivision",
     ),
+    "a zero to divide by, named": (
+        lambda x: torch.floor_divide(input=x, other=x),
+        one_pixel(0, 1),
+        "ZeroDivision",
+    ),
     "a zero to divide by in place": (lambda x: (x * 1).remainder_(x), one_pixel(0, 1), "Zero"),
 }
 

@@ -117,7 +117,7 @@ def elementwise(func: Any, *args: Any, **kwargs: Any) -> Any:
         placement, values = placed_together(func, (*args, *kwargs.values()))
         args = tuple(values[: len(args)])
         kwargs = dict(zip(keys, values[len(values) - len(keys) :], strict=True))
-    if func in _DIVISIONS and _of_integers(args, kwargs):
+    if func in _DIVISIONS and _of_integers(func, args, kwargs):
         out = _divided(func, args, kwargs, placement)
     else:
         with no_intercept():
@@ -163,7 +163,7 @@ def elementwise_inplace(func: Any, *args: Any, **kwargs: Any) -> Any:
     placement = target.placement
     values = [aligned(a, placement) for a in args]
     named_values = {k: aligned(v, placement) for k, v in kwargs.items()}
-    if func in _DIVISIONS and _of_integers(values, named_values):
+    if func in _DIVISIONS and _of_integers(func, values, named_values):
         out = _divided(func, values, named_values, placement)
     else:
         with no_intercept():
@@ -179,8 +179,10 @@ _DIVISIONS = frozenset(
 )
 
 
-def _of_integers(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+def _of_integers(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     """Whether a zero to divide by is an error."""
+    if func.__name__.startswith("div") and not kwargs.get("rounding_mode"):
+        return False
     tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
     return not any(tensor.is_floating_point() for tensor in tensors)
 
@@ -192,7 +194,8 @@ def _divided(func: Any, args: Sequence[Any], kwargs: dict[str, Any], placement: 
         with no_intercept():
             return func(*args, **kwargs)
 
-    device = next(value.device for value in args if isinstance(value, Tensor))
+    values = (*args, *kwargs.values())
+    device = next(value.device for value in values if isinstance(value, Tensor))
     return raised_together(compute, device, placement.comm)
 
 
