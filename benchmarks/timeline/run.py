@@ -3,8 +3,8 @@
     torchrun --nproc-per-node 8 benchmarks/timeline/run.py --picture timeline.png
 
 A small ResNet in four stages of 2 + 2 + 2 + 2 ranks: the first two cut the image, the others share
-the batch, and micro-batches travel in both directions (chimera). The simulation has the lengths that
-forwards and backwards of each stage had, as medians over the ranks.
+the batch, and micro-batches travel in both directions (chimera). The simulation has the lengths
+that forwards and backwards of each stage had, as medians over the ranks.
 """
 
 from __future__ import annotations
