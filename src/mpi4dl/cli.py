@@ -42,7 +42,7 @@ def _parser() -> argparse.ArgumentParser:
         "run",
         help="start a program as several ranks on this machine",
         description="Start a Python program as several ranks on this machine. What they print "
-        "comes with the rank before it; if one fails, all end, and this command with its exit code.",
+        "comes with the rank before it; if one fails, all end, and this with its exit code.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
