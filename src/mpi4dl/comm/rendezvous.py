@@ -7,7 +7,7 @@ import os
 import socket
 from datetime import timedelta
 
-import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from ..errors import LaunchError
 from .launchers import SRUN, Started, first_host
@@ -24,12 +24,12 @@ def seconds() -> float:
         raise LaunchError(f"MPI4DL_TIMEOUT is {text!r}; it must be a number of seconds") from None
 
 
-def hosted_store(size: int) -> dist.TCPStore:
+def hosted_store(size: int) -> TCPStore:
     """A store in this process for ranks of this machine: it listens to nobody else."""
     return _listening(LOOPBACK, 0, size, wait=False)
 
 
-def store_for(started: Started) -> dist.TCPStore:
+def store_for(started: Started) -> TCPStore:
     """The store of a launcher that has none itself. Collective."""
     wait = timedelta(seconds=seconds())
     where = "an address that rank 0 was to tell"
@@ -40,7 +40,7 @@ def store_for(started: Started) -> dist.TCPStore:
         where = f"{address}:{port}"
         if started.rank == 0:
             return _listening(_reachable(started), port, started.size)
-        return dist.TCPStore(address, port, started.size, False, timeout=wait)
+        return TCPStore(address, port, started.size, False, timeout=wait)
     except (RuntimeError, OSError) as error:  # PyTorch's own are RuntimeErrors
         if isinstance(error, LaunchError):
             raise
@@ -56,7 +56,7 @@ def has_mpi4py() -> bool:
     return importlib.util.find_spec("mpi4py") is not None
 
 
-def _told_over_mpi(started: Started, wait: timedelta) -> dist.TCPStore:
+def _told_over_mpi(started: Started, wait: timedelta) -> TCPStore:
     """MPI knows its ranks already: rank 0 takes any free port, and tells the others."""
     from mpi4py import MPI
 
@@ -74,7 +74,7 @@ def _told_over_mpi(started: Started, wait: timedelta) -> dist.TCPStore:
     if store is not None:
         return store
     address = LOOPBACK if started.on_one_machine else host
-    return dist.TCPStore(address, port, started.size, False, timeout=wait)
+    return TCPStore(address, port, started.size, False, timeout=wait)
 
 
 def _reachable(started: Started) -> str:
@@ -82,7 +82,7 @@ def _reachable(started: Started) -> str:
     return LOOPBACK if started.on_one_machine else "0.0.0.0"
 
 
-def _listening(address: str, port: int, size: int, wait: bool = True) -> dist.TCPStore:
+def _listening(address: str, port: int, size: int, wait: bool = True) -> TCPStore:
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -94,7 +94,7 @@ def _listening(address: str, port: int, size: int, wait: bool = True) -> dist.TC
         ) from error
     listener.listen()
     port = listener.getsockname()[1]
-    return dist.TCPStore(
+    return TCPStore(
         LOOPBACK if address == LOOPBACK else socket.gethostname(),
         port,
         size if wait else None,
