@@ -189,7 +189,8 @@ class Engine:
 
     def _before(self, action: Action) -> Work:
         """The micro-batch on the stage before, if that is on the same ranks."""
-        return self._works[_place(action.at(Kind.FORWARD, action.stage - 1))]
+        place = _place(action.at(Kind.FORWARD, action.stage - 1))
+        return self._works[place] if self._step.training else self._works.pop(place)
 
     def _backward(self, action: Action) -> None:
         self._returned(action)
