@@ -1,7 +1,7 @@
 """Run by torchrun with four processes: trainers on any device against one process there.
 
-    torchrun --nproc-per-node 4 tests/ranks/pipelines.py cpu
-    MPI4DL_BACKEND=gloo torchrun --nproc-per-node 4 tests/ranks/pipelines.py cuda     # on one GPU
+torchrun --nproc-per-node 4 tests/ranks/pipelines.py cpu
+MPI4DL_BACKEND=gloo torchrun --nproc-per-node 4 tests/ranks/pipelines.py cuda     # on one GPU
 """
 
 import copy
