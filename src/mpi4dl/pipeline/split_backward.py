@@ -27,7 +27,7 @@ class SplitBackward:
     """Made by doing the first part; `finish` does the second."""
 
     def __init__(
-        self, roots: Sequence[Tensor], gradients: Sequence[Tensor], inputs: Sequence[Tensor]
+        self, roots: Sequence[GradientEdge], gradients: Sequence[Tensor], inputs: Sequence[Tensor]
     ) -> None:
         self._roots, self._gradients = list(roots), list(gradients)
         graph = self._graph = _Graph(roots, inputs)
@@ -86,9 +86,9 @@ def _again(node: Node, gradients: Gradients, parameters: list[Tensor]) -> None:
 class _Graph:
     """The nodes below the roots, and which of them lead to the inputs."""
 
-    def __init__(self, roots: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
-        self.roots = [_node(root) for root in roots]
-        targets = {_node(x) for x in inputs}  # each leaf's own
+    def __init__(self, roots: Sequence[GradientEdge], inputs: Sequence[Tensor]) -> None:
+        self.roots = [root.node for root in roots]
+        targets = {torch.autograd.graph.get_gradient_edge(x).node for x in inputs}  # each leaf's own
         self.on_the_way: set[Node] = set()
         self.beside: dict[Node, list[Tensor]] = {}
         """For each node on the way, the parameters that are reached by leaving the way there."""
@@ -117,10 +117,6 @@ def _parameters(nodes: Sequence[Node]) -> list[Tensor]:
     """The leaves beneath."""
     leaves = (getattr(node, "variable", None) for node in _children_first(nodes))
     return [leaf for leaf in leaves if leaf is not None]
-
-
-def _node(tensor: Tensor) -> Node:
-    return torch.autograd.graph.get_gradient_edge(tensor).node
 
 
 def _children(node: Node) -> list[Node]:
