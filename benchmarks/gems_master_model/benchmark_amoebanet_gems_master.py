@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""AmoebaNet-D in two directions (GEMS-MASTER); `--help` shows the flags."""
+"""AmoebaNet-D in two directions (GEMS-MASTER); --help shows the flags."""
 
 import sys
 

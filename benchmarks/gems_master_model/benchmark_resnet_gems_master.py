@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""ResNet-110 in two directions (GEMS-MASTER); `--help` shows the flags."""
+"""ResNet-110 in two directions (GEMS-MASTER); --help shows the flags."""
 
 import sys
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""ResNet-110 in spatial parallelism in two directions, where one document has it; `--help` shows the flags."""
+"""ResNet-110 with tiles, in two directions; one document has it here; --help shows the flags."""
 
 import sys
 

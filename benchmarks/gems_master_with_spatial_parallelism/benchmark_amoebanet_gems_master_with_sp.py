@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""AmoebaNet-D in spatial parallelism in two directions (GEMS-MASTER + SP); `--help` shows the flags."""
+"""AmoebaNet-D with tiles, in two directions (GEMS-MASTER + SP); --help shows the flags."""
 
 import sys
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""AmoebaNet-D in layer or pipeline parallelism; `--help` shows the flags."""
+"""AmoebaNet-D in layer or pipeline parallelism; --help shows the flags."""
 
 import sys
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""AmoebaNet-D in spatial parallelism, then layers or a pipeline; `--help` shows the flags."""
+"""AmoebaNet-D in spatial parallelism, then layers or a pipeline; --help shows the flags."""
 
 import sys
 

@@ -34,7 +34,8 @@ def in_flags(message: str) -> str:
     """A message about a plan in the words of the command line."""
     for word, flag in _FLAGS_OF_PLANS.items():
         message = re.sub(rf"(?<![\w-]){word}(?!\w)", flag, message)
-    counted = r"(?<![\w-])(parts|times|balance|precision)(?= \d| is\b| \(\d| lists\b)"
+    message = re.sub(r"\((\d+(?:, \d+)+)\)", lambda found: found[1].replace(", ", ","), message)
+    counted = r"(?<![\w-])(parts|times|balance|precision)(?= \d| is\b| lists\b)"
     return re.sub(counted, r"--\1", message)
 
 

@@ -1,7 +1,7 @@
 """`bench`: what the scripts under benchmarks/ and `mpi4dl bench` are.
 
-    flags ─▶ plan ─▶ checks ─▶ ranks ─▶ training ─▶ report
-    └─────── mistakes ──────┘
+flags ─▶ plan ─▶ checks ─▶ ranks ─▶ training ─▶ report
+└─────── mistakes ──────┘
 """
 
 from __future__ import annotations

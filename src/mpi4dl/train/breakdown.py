@@ -1,8 +1,8 @@
 """Where the time of a step went, on one rank.
 
-    spans    ──F0──────  ─SF0─          ──B0──────────  ─R─
-    calls      ▂   ▂      ▂    ▂▂▂▂▂▂     ▂  ▂    ▂      ▂  ▂▂▂
-               halo             waiting    halo              gradients
+spans    ──F0──────  ─SF0─          ──B0──────────  ─R─
+calls      ▂   ▂      ▂    ▂▂▂▂▂▂     ▂  ▂    ▂      ▂  ▂▂▂
+           halo             waiting    halo              gradients
 """
 
 from __future__ import annotations

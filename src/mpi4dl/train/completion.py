@@ -15,8 +15,7 @@ def completion(parser: argparse.ArgumentParser, shell: str) -> int:
         import shtab
     except ImportError:
         raise UsageError(
-            "completion is written by shtab, which is not installed: "
-            "pip install 'mpi4dl[commands]'"
+            "completion is written by shtab, which is not installed: pip install 'mpi4dl[commands]'"
         ) from None
     print(shtab.complete(parser, shell))
     return 0

@@ -58,7 +58,7 @@ class Configuration:
 def configured(kind: Kind, model: str, options: Namespace, ranks: int | None) -> Configuration:
     """For so many ranks; None: for as many as are needed. What cannot be is an error here."""
     try:
-        plan = _for_ranks(_plan(kind, options), ranks)
+        plan = _for_ranks(kind, _plan(kind, options), ranks)
         with torch.device("meta"):
             whole = MODELS[model](options)
         size = options.image_size
@@ -94,14 +94,14 @@ def _plan(kind: Kind, options: Namespace) -> Plan:
     )
 
 
-def _for_ranks(plan: Plan, ranks: int | None) -> Plan:
+def _for_ranks(kind: Kind, plan: Plan, ranks: int | None) -> Plan:
     """As in the original, several times as many ranks are so many replicas."""
     if ranks is None or ranks == plan.world_size:
         return plan
     replicas, left = divmod(ranks, plan.world_size)
     if left == 0:
         return replace(plan, replicas=replicas)
-    others = near(plan, ranks)
+    others = [o for o in near(plan, ranks) if kind.spatial or "spatial" not in o]
     instead = f", or use {' or '.join(others)}" if others else ""
     raise UsageError(
         in_flags(

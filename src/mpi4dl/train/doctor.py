@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ..comm.launch import backends
 from ..comm.shared_memory import supported
 
 _PACKAGES = {
@@ -52,7 +53,7 @@ def _software(own_version: str) -> Iterator[str]:
     for package, use in _PACKAGES.items():
         found = _version(package)
         yield f"{package:<11} {found or f'not installed ({use})'}"
-    yield f"backends    {', '.join(_backends())}"
+    yield f"backends    {', '.join(backends()) if dist.is_available() else 'none'}"
     yield f"MPI         {_mpi_library()}"
 
 
@@ -61,13 +62,6 @@ def _version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
-
-
-def _backends() -> list[str]:
-    if not dist.is_available():
-        return ["none: this PyTorch has no torch.distributed"]
-    names = [name for name in dist.Backend.backend_list if dist.is_backend_available(name)]
-    return [name for name in names if name not in ("undefined", "fake")]
 
 
 def _mpi_library() -> str:

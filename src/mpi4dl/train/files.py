@@ -51,9 +51,7 @@ class Selection:
         return [len(range(n)[s]) for n, s in zip(self.shape[1:], where, strict=True)]
 
 
-def _mapped(
-    read: Callable[[int], Tensor], numbers: list[int], workers: int
-) -> Iterable[Tensor]:
+def _mapped(read: Callable[[int], Tensor], numbers: list[int], workers: int) -> Iterable[Tensor]:
     if workers == 0:
         return map(read, numbers)
     with ThreadPoolExecutor(workers) as pool:
@@ -151,7 +149,8 @@ def _listing(path: Path) -> str:
         return f"--datapath {path} does not exist"
     if not path.is_dir():
         return f"--datapath {path} is a file, not a folder"
-    return f"--datapath {path} has {'no pictures or records' if any(path.iterdir()) else 'nothing'} in it"
+    found = "neither pictures nor records" if any(path.iterdir()) else "nothing"
+    return f"--datapath {path} has {found} in it"
 
 
 def _scaled(picture: np.ndarray[Any, np.dtype[np.uint8]]) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import sys
 import time
@@ -35,9 +36,8 @@ class Lines:
 
 class Bar:
     def __init__(self, total: int) -> None:
-        from tqdm import tqdm
-
-        self._bar: Any = tqdm(total=total, unit="step", dynamic_ncols=True)
+        tqdm: Any = importlib.import_module("tqdm")
+        self._bar = tqdm.tqdm(total=total, unit="step", dynamic_ncols=True)
 
     def step(self, number: int, facts: str) -> None:
         self._bar.set_postfix_str(facts, refresh=False)

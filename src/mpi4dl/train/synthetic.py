@@ -1,4 +1,4 @@
-"""Images that nobody stores: a pixel is a hash of where it is, in whichever tile it is asked for."""
+"""Images that nobody stores: a pixel is a hash of where it is, whichever tile asks for it."""
 
 from __future__ import annotations
 

@@ -15,7 +15,8 @@ from ..comm.communicator import Communicator, Message, Pending, ReduceOp
 @dataclass(frozen=True, slots=True)
 class Call:
     use: str
-    """What the group of ranks talks about: `tiles`, `gradients`, `mirror`, or nothing particular."""
+    """What the ranks talk about: `tiles`, `gradients`, `mirror`, or nothing particular."""
+
     start: float
     stop: float
 
@@ -56,8 +57,9 @@ class TimedCommunicator:
         key = (tuple(ranks), use)
         if key not in self._subgroups:
             inner = self._inner.subgroup(ranks, use)
-            timed = inner is not None and inner.size > 1
-            self._subgroups[key] = TimedCommunicator(inner, self._log, use) if timed else inner
+            if inner is not None and inner.size > 1:
+                inner = TimedCommunicator(inner, self._log, use)
+            self._subgroups[key] = inner
         return self._subgroups[key]
 
     def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Pending:
