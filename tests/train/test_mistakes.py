@@ -1,4 +1,4 @@
-"""What is typed wrong is answered before anything starts: once, with what to do, with exit code 2."""
+"""What is typed wrong is answered before anything starts: once, with the remedy, by exit code 2."""
 
 from __future__ import annotations
 

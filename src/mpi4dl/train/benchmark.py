@@ -130,7 +130,7 @@ def _run(configuration: Configuration, started: Started | None) -> None:
     if comm.rank == 0:
         notes = [f"note: {note}" for note in configuration.notes()]
         print("\n".join([configuration.title, "", str(plan), "", *notes]), flush=True)
-    measured = trained(configuration, comm)
+    measured = trained(configuration, comm, configuration.build)
     if comm.rank == 0:
         print(report_text(configuration, measured), flush=True)
         if options.json:

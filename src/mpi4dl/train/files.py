@@ -31,10 +31,9 @@ class Dataset(Protocol):
 class Selection:
     """Some pictures of a data set, as an array that has a shape and slices and holds nothing."""
 
-    dtype = torch.float32
-
     def __init__(self, dataset: Dataset, numbers: Tensor, size: int, workers: int = 0) -> None:
         self.shape = (len(numbers), 3, size, size)
+        self.dtype = torch.get_default_dtype()
         self._dataset, self._numbers, self._workers = dataset, numbers.tolist(), workers
 
     def __getitem__(self, where: tuple[slice, ...]) -> Tensor:
@@ -154,4 +153,5 @@ def _listing(path: Path) -> str:
 
 
 def _scaled(picture: np.ndarray[Any, np.dtype[np.uint8]]) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(picture)).float().div_(127.5).sub_(1)
+    pixels = torch.from_numpy(picture.copy()).contiguous()
+    return pixels.to(torch.get_default_dtype()).div_(127.5).sub_(1)

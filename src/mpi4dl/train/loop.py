@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from ..comm.communicator import Communicator, use
 from ..comm.objects import shared
@@ -33,13 +34,15 @@ class Measured:
     """The breakdown of a step on each rank, a mean, and `peak_mib`."""
 
 
-def trained(configuration: Configuration, comm: Communicator) -> Measured:
-    """Collective."""
+def trained(
+    configuration: Configuration, comm: Communicator, build: Callable[[], nn.Module]
+) -> Measured:
+    """Collective. Of what `build` makes, only this rank's stages are kept."""
     options, log = configuration.options, Log()
     device = _device(options.device, comm)
     with use(TimedCommunicator(comm, log) if comm.size > 1 else comm):
         trainer = Trainer(
-            configuration.build(),
+            build(),
             configuration.plan,
             loss=F.cross_entropy,
             optimizer=partial(torch.optim.SGD, lr=options.lr),
@@ -96,6 +99,3 @@ def _device(asked: str | None, comm: Communicator) -> torch.device:
 def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-Train = Callable[[Configuration, Communicator], Measured]

@@ -14,10 +14,9 @@ class SyntheticImages:
     It has a shape and slices. Whatever the slices, the same pixel has the same value in [-1, 1).
     """
 
-    dtype = torch.float32
-
     def __init__(self, count: int, size: int, first: int, seed: int) -> None:
         self.shape = (count, 3, size, size)
+        self.dtype = torch.get_default_dtype()
         self._first, self._seed = first, seed
 
     def __getitem__(self, where: tuple[slice, ...]) -> Tensor:
@@ -28,10 +27,11 @@ class SyntheticImages:
         number = _mixed((images + self._first) * 3 + _wrapped(self._seed * _ODD[3]), 0)
         across = _mixed(number[:, None] + rows * _ODD[1], 1)[:, None, :, None]
         along = _mixed(channels[:, None] + columns * _ODD[2], 2)[None, :, None, :]
-        # Now on all pixels, so in 32 bits: the exclusive or, made even once more.
+        # Now on all pixels, so in 32 bits; a number's upper bits are what a fraction shows.
         bits = across.to(torch.int32) ^ along.to(torch.int32)
-        bits = (bits ^ (bits >> 15)) * 0x2C1B3C6D
-        return (bits ^ (bits >> 13)).to(torch.float32).div_(2.0**31)
+        bits ^= (bits >> 15) & 0x1FFFF
+        bits *= 0x2C1B3C6D
+        return bits.to(self.dtype).div_(2.0**31)
 
 
 def synthetic_labels(count: int, classes: int, first: int, seed: int) -> Tensor:
