@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from torch.utils.checkpoint import checkpoint
 
 from ..spatial.fused_halo import FusedHalo
@@ -76,7 +76,7 @@ class StageLayers:
         # As many layers again as were asked for, in whole units.
         size = max(1, again // fused) if fused else again
         self._calls: list[Callable[[Any], Any]] = (
-            [_recomputed(_row(group)) for group in _groups(units, size)] if again else list(units)
+            [_Recomputed(_row(group)) for group in _groups(units, size)] if again else list(units)
         )
 
     def __call__(self, value: Any) -> Any:
@@ -103,15 +103,26 @@ def _row(layers: Sequence[nn.Module]) -> nn.Module:
     return layers[0] if len(layers) == 1 else nn.Sequential(*layers)
 
 
-def _recomputed(module: nn.Module) -> Callable[[Any], Any]:
-    """Activations are computed again in backward. Any nesting of tensors passes a checkpoint."""
+class _Recomputed:
+    """Activations are computed again in backward. Any nesting of tensors passes a checkpoint.
 
-    def call(value: Any) -> Any:
+    What the layers get must be there for the second time. So if they write to it, as an in-place
+    ReLU does, they get a copy: always at first, when it is seen whether they do.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._writes: dict[bool, bool] = {}  # in training, and in evaluation
+
+    def __call__(self, value: Any) -> Any:
         leaves, structure = tree_flatten(value)
+        return checkpoint(self._call, structure, *leaves, use_reentrant=False)
 
-        def of_leaves(*given: Any) -> Any:
-            return module(tree_unflatten(list(given), structure))
-
-        return checkpoint(of_leaves, *leaves, use_reentrant=False)
-
-    return call
+    def _call(self, structure: TreeSpec, *leaves: Any) -> Any:
+        training = self._module.training
+        if self._writes.get(training, True):
+            leaves = tuple(x.clone() if isinstance(x, Tensor) else x for x in leaves)
+        result = self._module(tree_unflatten(list(leaves), structure))
+        written = any(isinstance(x, Tensor) and x._version > 0 for x in leaves)
+        self._writes.setdefault(training, written)
+        return result
