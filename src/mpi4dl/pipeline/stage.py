@@ -27,6 +27,9 @@ class Work:
 
     entrances: list[Tensor]
     """Leaves: where the gradient of the stage's input will be."""
+    splits: bool = True
+    """Whether a backward comes in two parts. Where activations are computed again, each part would
+    do that once more for every operator, so the first part is all of it."""
     description: Description | None = None
     outputs: list[Tensor] = field(default_factory=list)
     """This rank's part of each, or the loss."""
@@ -43,6 +46,8 @@ class Work:
 
     def backward_of_input(self) -> list[Tensor]:
         """The input's gradient; what the parameters need for theirs is kept."""
+        if not self.splits:
+            return self.backward()
         roots = [output for output in self.outputs if output.requires_grad]
         if roots:
             self.second_part = SplitBackward(roots, self.gradients, self.entrances)
@@ -70,6 +75,7 @@ class StageLayers:
         self._device = device
         fused = plan.fused_layers if plan.halo_d2 and plan.kind(stage) is StageKind.SPATIAL else 0
         again = int(plan.checkpoint_activations)
+        self.recomputes = again > 0
         units: list[nn.Module] = list(layers)
         if fused:
             units = [FusedHalo(_row(group)) for group in _groups(units, fused)]
