@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import cache
 from itertools import combinations, product
 from pathlib import Path
 from typing import Any
@@ -68,12 +68,13 @@ def combinations_of_the_table() -> list[Chosen]:
 
 def plan_of(chosen: Chosen) -> Plan | None:
     """None if it is refused, or too large for a test."""
-    return _plan(tuple(chosen[name] for name in ("schedule", "spatial", "halos", "again")), *(
-        int(chosen[name]) for name in _NUMBERS
-    ))
+    return _plan(
+        tuple(chosen[name] for name in ("schedule", "spatial", "halos", "again")),
+        *(int(chosen[name]) for name in _NUMBERS),
+    )
 
 
-@lru_cache(maxsize=None)
+@cache
 def _plan(words: tuple[str, ...], *numbers: int) -> Plan | None:
     schedule, spatial, halos, again = words
     settings = {**dict(zip(_NUMBERS, numbers, strict=True)), **SPATIAL[spatial], **HALOS[halos]}

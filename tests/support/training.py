@@ -32,6 +32,7 @@ by √v + eps. (With a tiny eps, gradients that are zero but for rounding would 
 With the numbers below that is less than half of d after ten steps. So gradients that keep to their
 bound keep parameters within it."""
 
+
 def optimizer_of(training: Training) -> Callable[[Any], torch.optim.Optimizer]:
     if training.optimizer == "sgd":
         return partial(torch.optim.SGD, lr=0.01 * training.rate, momentum=0.9)
@@ -176,7 +177,7 @@ def compare(actual: Trained, expected: Trained, has: set[str], where: str) -> fl
         errors[f"loss {step}"] = (relative(ours, theirs), PARAMETER_BOUND if step else OUTPUT_BOUND)
     wanted = {n: g for n, g in expected.gradients.items() if n in has}
     assert actual.gradients.keys() == wanted.keys(), f"{where}: {set(actual.gradients)}"
-    largest = max((g.norm().item() for g in expected.gradients.values() if g is not None))
+    largest = max(g.norm().item() for g in expected.gradients.values() if g is not None)
     for name, b in wanted.items():
         a = actual.gradients[name]
         assert (a is None) == (b is None), f"{where}: gradient of {name} is {a}, expected {b}"
