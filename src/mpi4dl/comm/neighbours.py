@@ -25,7 +25,7 @@ T = TypeVar("T")
 _PIECE = 2**22  # bytes that are reduced at once: what is under way should fit the cache
 _LARGE = 2**16  # bytes from which each of several ranks reduces a share, and not everything
 _HALF = (torch.bfloat16, torch.float16)
-_COMBINE: dict[ReduceOp, Callable[[Tensor, Tensor], Tensor]] = {
+_COMBINE: dict[ReduceOp, Callable[..., Tensor]] = {
     "sum": torch.add,
     "max": torch.maximum,
     "min": torch.minimum,
@@ -82,12 +82,20 @@ class NeighbourCommunicator:
     def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> None:
         flat = tensor.detach().reshape(-1).cpu()
         for piece in flat.split(max(1, _PIECE // flat.element_size())):
-            if self.size > 2 and piece.numel() * piece.element_size() >= _LARGE:
+            if self.size == 2 and piece.dtype not in _HALF:
+                self._combine_with_the_other(piece, op)
+            elif piece.numel() * piece.element_size() >= _LARGE:
                 self._reduce_by_shares(piece, op)
             else:
                 piece.copy_(self._combined(piece, slice(None), op))
         if flat.data_ptr() != tensor.data_ptr():
             tensor.detach().copy_(flat.view(tensor.shape))
+
+    def _combine_with_the_other(self, flat: Tensor, op: ReduceOp) -> None:
+        """In place and without a copy: of two values it does not matter which one comes first."""
+        self._office.post(flat, list(self._others), self._wait)
+        (peer,) = self._others
+        self.read(peer, self.expect(peer), flat, lambda other: _COMBINE[op](flat, other, out=flat))
 
     def _reduce_by_shares(self, flat: Tensor, op: ReduceOp) -> None:
         cuts = [rank * len(flat) // self.size for rank in range(self.size + 1)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -67,9 +68,9 @@ class _Normalize(torch.autograd.Function):
         return result.to(x.dtype), None, None, None, None
 
 
-def _counts(placement: Placement, local: Tensor, dims: tuple[int, ...]) -> tuple[int, ...]:
+def _counts(placement: Placement, local: torch.Size, dims: tuple[int, ...]) -> tuple[int, ...]:
     """How many values each rank has for one statistic, known without asking."""
-    plain = prod(local.shape[d] for d in dims if d not in placement.factors)
+    plain = prod(local[d] for d in dims if d not in placement.factors)
     factors = [f for d in dims for f in placement.factors.get(d, ())]
     plain *= prod(f.extent for f in factors if f.axis < 0)
     axes = [f.axis for f in factors if f.axis >= 0]
@@ -91,7 +92,7 @@ def standardized(x: Tile, dims: tuple[int, ...], eps: float) -> tuple[Tensor, Te
     if not set(placement.cut_dims) <= set(dims) or any(d in dims for d, _ in placement.joined):
         return _moments_mixed(x, dims, eps)
     local = alias(x)
-    counts = _counts(placement, local, dims)
+    counts = _counts(placement, local.shape, dims)
     y, mean, var = _Normalize.apply(local, dims, counts, placement.comm, eps)
     return wrap(y, placement), mean, var
 
@@ -138,7 +139,8 @@ def _running(
 
     def update(running: Tensor | None, value: Tensor) -> None:
         if running is not None:
-            running.lerp_(value.view(images, -1).mean(0).to(running.dtype), momentum)
+            value = value if images == 1 else value.view(images, -1).mean(0)
+            running.lerp_(value.to(running.dtype), momentum)
 
     def seen(mean: Tensor, var: Tensor) -> None:
         update(means, mean)
@@ -160,23 +162,28 @@ def batch_norm(
     eps: float = 1e-5,
     cudnn_enabled: bool = True,
 ) -> Tensor:
-    _check_channels(func, input)
-    _check_affine((input.shape[1],), weight, bias)
-    if not training or not input.placement.is_cut or not input.numel():
+    local, placement = alias(input), input.placement
+    if 1 - local.ndim in placement.cut_dims:
+        refuse_split_channels(func)
+    _check_affine((local.shape[1],), weight, bias)
+    if not training or not placement.is_cut or not placement.global_numel(local.shape):
         local = F.batch_norm(
-            alias(input), running_mean, running_var, weight, bias, training, momentum, eps
+            local, running_mean, running_var, weight, bias, training, momentum, eps
         )
-        return wrap(local, input.placement)
-    shape = input.global_shape
-    dims = tuple(d for d in range(-input.ndim, 0) if d != 1 - input.ndim)
-    count = prod(shape[d] for d in dims)
-    if count <= 1:
+        return wrap(local, placement)
+    over = _over_batch(placement, local.shape, eps)
+    if over.total <= 1:
+        shape = tuple(input.shape)
         raise ValueError(f"expected more than 1 value per channel when training, got {shape}")
-    counts = _counts(input.placement, alias(input), dims)
-    over = Statistics(counts, 1, eps, input.placement.comm)
-    seen = _running(running_mean, running_var, momentum, count)
-    y = channel_norm(alias(input), weight, bias, over, owned_part(input), seen)
-    return wrap(y, input.placement)
+    seen = _running(running_mean, running_var, momentum, over.total)
+    return wrap(channel_norm(local, weight, bias, over, owned_part(input), seen), placement)
+
+
+@lru_cache(maxsize=4096)
+def _over_batch(placement: Placement, shape: torch.Size, eps: float) -> Statistics:
+    """Each channel by itself, over all images and pixels."""
+    dims = tuple(d for d in range(-len(shape), 0) if d != 1 - len(shape))
+    return Statistics(_counts(placement, shape, dims), 1, eps, placement.comm)
 
 
 @spatial_op(torch.batch_norm)
@@ -201,6 +208,12 @@ def owned_part(input: Tile) -> tuple[slice, ...] | None:
     return None if input.margin is None else input.margin.own_part(input)
 
 
+@lru_cache(maxsize=4096)
+def _over_image(placement: Placement, shape: torch.Size, channels: int, eps: float) -> Statistics:
+    dims = tuple(range(2 - len(shape), 0))
+    return Statistics(_counts(placement, shape, dims), channels, eps, placement.comm)
+
+
 def _per_sample(
     input: Tile,
     groups: int,
@@ -212,8 +225,7 @@ def _per_sample(
     """Groups of channels of each image by themselves: a batch norm of N·C channels."""
     local, placement = alias(input), input.placement
     n, c = local.shape[:2]
-    dims = tuple(range(2 - local.ndim, 0))
-    over = Statistics(_counts(placement, local, dims), c // groups, eps, placement.comm)
+    over = _over_image(placement, local.shape, c // groups, eps)
     slope, shift = (None if p is None else p.repeat(n) for p in (weight, bias))
     merged = local.reshape(1, n * c, *local.shape[2:])
     return wrap(channel_norm(merged, slope, shift, over, None, seen).view(local.shape), placement)
