@@ -168,20 +168,18 @@ def _own_moments(x: Tensor, over: Statistics) -> tuple[Tensor, Tensor]:
 
 
 def _moments_by_pieces(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The same, some channels at a time, of which the deviations stay in the processor's cache.
+    """The same, some channels at a time, whose deviations from the mean stay in the cache.
 
     PyTorch's kernel for such memory on CPUs adds up one number after the other, and takes three
-    times as long. The mean of the deviations corrects what rounding did to the first mean.
+    times as long. Rows are added up in the dtype of x, and the rows in float64, as there.
     """
     dims = [d for d in range(x.ndim) if d != 1]
-    channels = max(1, _PIECE * x.shape[1] // (x.numel() * x.element_size()))
+    cells = x.numel() // x.shape[1]
     parts = []
-    for piece in x.split(channels, 1):
-        mean = piece.mean(dims, keepdim=True)
-        deviations = piece - mean
-        rest = deviations.mean(dims)
-        square = deviations.square_().mean(dims)
-        parts.append(torch.stack([mean.flatten() + rest, square.addcmul_(rest, rest, value=-1)]))
+    for piece in x.split(max(1, _PIECE // (cells * x.element_size())), 1):
+        mean = piece.sum(-1).sum(dims[:-1], dtype=torch.float64).div_(cells).to(x.dtype)
+        square = (piece - mean.view(1, -1, *[1] * (x.ndim - 2))).square_()
+        parts.append(torch.stack([mean, square.mean(dims)]))
     both = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
     return both[0], both[1]
 
