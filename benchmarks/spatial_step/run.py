@@ -7,8 +7,8 @@ Modes, interleaved round by round (one thread a rank unless it says otherwise):
     (a) one process, 1 thread    the whole image, plain PyTorch
     (b) one process, 2 threads   the same
     (c) tiles                    each rank with its part of the rows: mpi4dl
-    (f) tiles, fused             the same, every layer of the model (a residual block, a cell) in one
-                                 mpi4dl.FusedHalo
+    (f) tiles, fused             the same, every layer of the model (a residual block, a cell) in
+                                 one mpi4dl.FusedHalo
     (d) sync floor               plain PyTorch on a part of the image, with 4-byte messages at the
                                  places where tiles talk, and as many; no halos, wrong results
     (e) no communication         plain PyTorch on a part of the image

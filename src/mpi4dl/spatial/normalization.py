@@ -139,8 +139,8 @@ def _running(
 
     def update(running: Tensor | None, value: Tensor) -> None:
         if running is not None:
-            value = value if images == 1 else value.view(images, -1).mean(0)
-            running.lerp_(value.to(running.dtype), momentum)
+            mean = value if images == 1 else value.view(images, -1).mean(0)
+            running.lerp_(mean.to(running.dtype), momentum)
 
     def seen(mean: Tensor, var: Tensor) -> None:
         update(means, mean)
@@ -163,8 +163,7 @@ def batch_norm(
     cudnn_enabled: bool = True,
 ) -> Tensor:
     local, placement = alias(input), input.placement
-    if 1 - local.ndim in placement.cut_dims:
-        refuse_split_channels(func)
+    _check_channels(func, input)
     _check_affine((local.shape[1],), weight, bias)
     if not training or not placement.is_cut or not placement.global_numel(local.shape):
         local = F.batch_norm(
@@ -173,8 +172,8 @@ def batch_norm(
         return wrap(local, placement)
     over = _over_batch(placement, local.shape, eps)
     if over.total <= 1:
-        shape = tuple(input.shape)
-        raise ValueError(f"expected more than 1 value per channel when training, got {shape}")
+        got = input.global_shape
+        raise ValueError(f"expected more than 1 value per channel when training, got {got}")
     seen = _running(running_mean, running_var, momentum, over.total)
     return wrap(channel_norm(local, weight, bias, over, owned_part(input), seen), placement)
 
@@ -210,8 +209,8 @@ def owned_part(input: Tile) -> tuple[slice, ...] | None:
 
 @lru_cache(maxsize=4096)
 def _over_image(placement: Placement, shape: torch.Size, channels: int, eps: float) -> Statistics:
-    dims = tuple(range(2 - len(shape), 0))
-    return Statistics(_counts(placement, shape, dims), channels, eps, placement.comm)
+    counts = _counts(placement, shape, tuple(range(2 - len(shape), 0)))
+    return Statistics(counts, channels, eps, placement.comm)
 
 
 def _per_sample(
