@@ -2,8 +2,8 @@
 
     python benchmarks/halo_sweep/run.py --ranks 2 3 4 6 8 --size 512 1024 2048 --kernel 3 7 15 31
 
-Starts torchrun for each number of ranks. Forward and backward of a convolution with as many rows and
-columns of padding as keep the size, timed in turns:
+Starts torchrun for each number of ranks. Forward and backward of a convolution with the padding
+that keeps the size, timed in turns:
 
     tiles     as mpi4dl chooses: own tile first, then the halo's part
     general   the region that the outputs read is put together, then convolved

@@ -206,8 +206,14 @@ def report(case: Case, times: dict[str, list[float]], peaks: dict[str, list[int]
             ratios[f"memory: {mode} / {ONE}"] = share
             print(f"{f'memory: {mode} / {ONE}':40s}{share:7.3f}   {_verdict(share, MEMORY_BAR)}")
     return {
-        "model": case.name, "size": case.size, "ranks": case.comm.size, "times": times,
-        "medians": medians, "ratios": ratios, "messages": messages, "peaks": peaks,
+        "model": case.name,
+        "size": case.size,
+        "ranks": case.comm.size,
+        "times": times,
+        "medians": medians,
+        "ratios": ratios,
+        "messages": messages,
+        "peaks": peaks,
     }
 
 
