@@ -55,6 +55,14 @@ class Meter:
         with record_function("messages: of all ranks"):
             self._comm.all_reduce(tensor, op)
 
+    def start_all_reduce(self, tensor: Tensor) -> Pending:
+        self._note("all_reduce")
+        with record_function("messages: of all ranks"):
+            return _Labelled(self._comm.start_all_reduce(tensor))
+
+    def subgroup(self, ranks: Sequence[int], use: str = "") -> Communicator | None:
+        return self._comm.subgroup(ranks, use)
+
     def all_gather(self, tensor: Tensor) -> Tensor:
         self._note("all_gather")
         with record_function("messages: of all ranks"):
