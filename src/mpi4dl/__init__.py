@@ -18,7 +18,7 @@ from .errors import (
     UnsupportedOperator,
 )
 from .geometry import Box, Interval, Layout
-from .pipeline import Plan
+from .pipeline import Plan, Trainer
 from .spatial import FusedHalo, Tile, fused_halo, shard, spatial_op, wrap
 
 __version__ = "0.1.0"
@@ -35,6 +35,7 @@ __all__ = [
     "Plan",
     "PlanError",
     "Tile",
+    "Trainer",
     "UnsupportedOperator",
     "fused_halo",
     "init",

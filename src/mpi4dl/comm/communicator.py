@@ -1,4 +1,4 @@
-"""What tiles need from a group of ranks: exchange, all-reduce, all-gather. Nothing else.
+"""What training needs from a group of ranks: exchange, all-reduce, all-gather. Nothing else.
 
 Three implementations: `Serial` (one process), `ProcessGroupCommunicator` (torch.distributed) and
 `ThreadCommunicator` (ranks that are threads of one process, for tests and for looking around).
@@ -33,12 +33,27 @@ class Communicator(Protocol):
     def size(self) -> int: ...
     def __hash__(self) -> int: ...
 
+    def subgroup(self, ranks: Sequence[int], use: str = "") -> Communicator | None:
+        """Some of the ranks, in this order; None for the others. Every rank makes the same calls.
+
+        Made once, then kept. Messages for another `use` never mix with these.
+        """
+        ...
+
     def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Pending:
-        """Begin to send and receive. At most one message for each pair of ranks and direction."""
+        """Begin to send and receive. At most one message for each pair of ranks and direction.
+
+        What is sent may change as soon as this returns, unless the transport is NCCL or Gloo:
+        there, when the wait is over. Exchanges may be waited for in any order.
+        """
         ...
 
     def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> None:
         """Combine in place; every rank ends with the same bits."""
+        ...
+
+    def start_all_reduce(self, tensor: Tensor) -> Pending:
+        """Begin to add up; nobody has to be there yet. Done when the wait is over."""
         ...
 
     def all_gather(self, tensor: Tensor) -> Tensor:
@@ -59,6 +74,9 @@ class Serial:
     rank = 0
     size = 1
 
+    def subgroup(self, ranks: Sequence[int], use: str = "") -> Communicator:
+        return self
+
     def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Pending:
         if sends or receives:
             raise RuntimeError("a single rank has nobody to exchange with")
@@ -66,6 +84,9 @@ class Serial:
 
     def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> None:
         return None
+
+    def start_all_reduce(self, tensor: Tensor) -> Pending:
+        return Done()
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         return torch.stack([tensor])

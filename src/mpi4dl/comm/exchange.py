@@ -7,7 +7,9 @@ operator above has to know who holds copies of what.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache, wraps
 from typing import Any
@@ -41,6 +43,31 @@ def first_derivative_only(backward: Callable[..., Any]) -> Callable[..., Any]:
         return once(ctx, *gradients)
 
     return checked
+
+
+_wanted: ContextVar[Callable[[Any, int], bool] | None] = ContextVar(
+    "mpi4dl_backward_wants", default=None
+)
+
+
+@contextmanager
+def backward_wants(edge: Callable[[Any, int], bool]) -> Iterator[None]:
+    """Inside, a backward computes only some gradients: those of input i of node n if `edge(n, i)`.
+
+    PyTorch's own kernels are told what is wanted of them. Autograd functions written in Python
+    are not, and ask `wants`; where a GPU's backward runs in a thread of its own, it is everything.
+    """
+    token = _wanted.set(edge)
+    try:
+        yield
+    finally:
+        _wanted.reset(token)
+
+
+def wants(ctx: Any, index: int) -> bool:
+    """Whether the backward under way wants the gradient of a function's tensor input `index`."""
+    edge = _wanted.get()
+    return bool(ctx.needs_input_grad[index]) and (edge is None or edge(ctx, index))
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import LayoutMismatch
-from .communicator import Communicator
+from .communicator import Communicator, Pending
 from .launch import communicator
 
 _BUCKET_BYTES = 25 * 2**20
@@ -25,30 +26,82 @@ def sync_gradients(model: nn.Module, comm: Communicator | None = None) -> None:
     comm = comm or communicator()
     if comm.size == 1:
         return
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    if not parameters:
-        return
     if model not in _checked:
-        _check_same_parameters(model, comm)
+        check_same_parameters(model, comm)
         _checked.add(model)
-    # Ranks may differ in which parameters took part (a branch taken on some); all must agree.
-    present = torch.tensor(
-        [p.grad is not None for p in parameters], dtype=torch.int32, device=parameters[0].device
-    )
-    comm.all_reduce(present, "max")
-    for p, used in zip(parameters, present.tolist(), strict=True):
-        if used and p.grad is None:
-            p.grad = torch.zeros_like(p)
-    for bucket in _buckets([p.grad for p in parameters if p.grad is not None]):
-        flat = torch.cat([g.flatten() for g in bucket])
-        comm.all_reduce(flat)
-        flat /= comm.size
-        for gradient, part in zip(bucket, flat.split([g.numel() for g in bucket]), strict=True):
-            gradient.copy_(part.view_as(gradient))
+    sum_gradients([p for p in model.parameters() if p.requires_grad], comm, 1 / comm.size)
 
 
-def _check_same_parameters(model: nn.Module, comm: Communicator) -> None:
+def sum_gradients(parameters: Sequence[Tensor], comm: Communicator, factor: float = 1.0) -> None:
+    """Replace each gradient by the sum over ranks, times `factor`. Collective."""
+    if comm.size == 1:
+        return
+    for bucket in [Bucket(group) for group in bucketed(parameters)]:
+        bucket.start(comm.start_all_reduce)
+        bucket.finish(factor)
+
+
+class Bucket:
+    """Gradients that travel together, and with them whether there are any.
+
+    Ranks may differ in which parameters took part (a branch taken on some); where one has a
+    gradient, all get it, and what has none anywhere stays without.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        self._parameters = list(parameters)
+        self._sizes = [p.numel() for p in parameters]
+        self._flat: Tensor | None = None
+        self._pending: Pending | None = None
+
+    def start(self, add_up: Callable[[Tensor], Pending]) -> None:
+        """`add_up` begins to replace a tensor by its sum over ranks."""
+        gradients = [p.grad for p in self._parameters]
+        pieces = [
+            p.new_zeros(p.numel()) if g is None else g.detach().flatten()
+            for p, g in zip(self._parameters, gradients, strict=True)
+        ]
+        there = pieces[0].new_tensor([float(g is not None) for g in gradients])
+        self._flat = torch.cat([*pieces, there])
+        self._pending = add_up(self._flat)
+
+    def finish(self, factor: float = 1.0) -> None:
+        """The sums, times `factor`, are the gradients."""
+        assert self._flat is not None
+        assert self._pending is not None
+        self._pending.wait()
+        *parts, there = self._flat.split([*self._sizes, len(self._sizes)])
+        for p, part, counted in zip(self._parameters, parts, there.tolist(), strict=True):
+            if not counted:
+                continue
+            if p.grad is None:
+                p.grad = torch.empty_like(p)
+            p.grad.copy_(part.view_as(p))
+            if factor != 1:
+                p.grad.mul_(factor)
+        self._flat = self._pending = None
+
+
+def bucketed(parameters: Sequence[Tensor]) -> list[list[Tensor]]:
+    """Parameters of one dtype and device, in groups of a few megabytes."""
+    buckets: list[list[Tensor]] = []
+    room: dict[tuple[torch.dtype, torch.device], tuple[list[Tensor], int]] = {}
+    for parameter in parameters:
+        key = (parameter.dtype, parameter.device)
+        size = parameter.numel() * parameter.element_size()
+        bucket, used = room.get(key, ([], _BUCKET_BYTES))
+        if used + size > _BUCKET_BYTES:
+            bucket, used = [], 0
+            buckets.append(bucket)
+        bucket.append(parameter)
+        room[key] = (bucket, used + size)
+    return buckets
+
+
+def check_same_parameters(model: nn.Module, comm: Communicator) -> None:
     """Ranks train one model: different weights would average gradients of different functions."""
+    if comm.size == 1 or not any(True for _ in model.parameters()):
+        return
     everyone = comm.all_gather(torch.stack([_digest(p.detach()) for p in model.parameters()]))
     differ = (everyone != everyone[0]).any(0)
     names = [n for (n, _), d in zip(model.named_parameters(), differ.tolist(), strict=True) if d]
@@ -67,19 +120,3 @@ def _digest(values: Tensor) -> Tensor:
     widths = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     bits = values.contiguous().view(widths[values.element_size()])
     return bits.sum(dtype=torch.int64)
-
-
-def _buckets(gradients: list[Tensor]) -> list[list[Tensor]]:
-    """Gradients of one dtype and device, in groups of a few megabytes."""
-    buckets: list[list[Tensor]] = []
-    room: dict[tuple[torch.dtype, torch.device], tuple[list[Tensor], int]] = {}
-    for gradient in gradients:
-        key = (gradient.dtype, gradient.device)
-        size = gradient.numel() * gradient.element_size()
-        bucket, used = room.get(key, ([], _BUCKET_BYTES))
-        if used + size > _BUCKET_BYTES:
-            bucket, used = [], 0
-            buckets.append(bucket)
-        bucket.append(gradient)
-        room[key] = (bucket, used + size)
-    return buckets

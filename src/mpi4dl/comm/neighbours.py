@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .communicator import Communicator, Done, Message, Pending, ReduceOp
+from .communicator import SERIAL, Communicator, Done, Message, Pending, ReduceOp
 from .process_group import ProcessGroupCommunicator
 from .shared_memory import Neighbour, PostOffice, Wait, machine, supported
 
@@ -44,22 +44,52 @@ class _Receiving:
         self._receives.clear()
 
 
+class _Finishing:
+    """Something that is begun, and done by whoever waits for it."""
+
+    def __init__(self, finish: Callable[[], None]) -> None:
+        self._finish = finish
+
+    def wait(self) -> None:
+        self._finish()
+
+
 class NeighbourCommunicator:
     """The ranks of a process group that all run on this machine. Made by `on_one_machine`."""
 
     def __init__(
-        self, group: dist.ProcessGroup, office: PostOffice, offices: Sequence[tuple[int, int]]
+        self, rank: int, size: int, office: PostOffice, offices: Sequence[tuple[int, int]]
     ) -> None:
-        self.group = group
-        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        self.rank, self.size = rank, size
         self._office = office
         self._others = {
             rank: Neighbour(process, file, self.size, rank, self.rank)
             for rank, (process, file) in enumerate(offices)
             if rank != self.rank
         }
+        self._subgroups: dict[tuple[tuple[int, ...], str], NeighbourCommunicator] = {}
         crowded = self.size > len(os.sched_getaffinity(0))
         self._wait = Wait(crowded, lambda peer: self._others[peer].alive())
+
+    def subgroup(self, ranks: Sequence[int], use: str = "") -> Communicator | None:
+        if self.rank not in ranks:
+            return None
+        if len(ranks) == 1:
+            return SERIAL
+        key = (tuple(ranks), use)
+        if key not in self._subgroups:
+            self._subgroups[key] = self._connected(ranks)
+        return self._subgroups[key]
+
+    def _connected(self, ranks: Sequence[int]) -> NeighbourCommunicator:
+        """Nobody else has to know of it: its members tell each other where their offices are."""
+        office = PostOffice(len(ranks))
+        address = torch.tensor([os.getpid(), office.file])
+        offices = {rank: torch.empty_like(address) for rank in ranks if rank != self.rank}
+        self.start([(rank, address) for rank in offices], list(offices.items())).wait()
+        offices[self.rank] = address
+        in_order = [(int(p), int(f)) for p, f in (offices[rank].tolist() for rank in ranks)]
+        return NeighbourCommunicator(ranks.index(self.rank), len(ranks), office, in_order)
 
     def expect(self, peer: int) -> int:
         """The number of the next message from `peer`."""
@@ -80,50 +110,73 @@ class NeighbourCommunicator:
         return out
 
     def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> None:
-        flat = tensor.detach().reshape(-1).cpu()
-        for piece in flat.split(max(1, _PIECE // flat.element_size())):
-            if self.size == 2 and piece.dtype not in _HALF:
-                self._combine_with_the_other(piece, op)
-            elif piece.numel() * piece.element_size() >= _LARGE:
-                self._reduce_by_shares(piece, op)
-            else:
-                piece.copy_(self._combined(piece, slice(None), op))
+        flat = self._flat(tensor)
+        for piece in self._pieces(flat):  # each before the next: what is under way fits the cache
+            self._combine(piece, self._announce(piece), op)
+        self._put_back(flat, tensor)
+
+    def start_all_reduce(self, tensor: Tensor) -> Pending:
+        flat = self._flat(tensor)
+        announced = [(piece, self._announce(piece)) for piece in self._pieces(flat)]
+
+        def finish() -> None:
+            for piece, numbers in announced:
+                self._combine(piece, numbers, "sum")
+            self._put_back(flat, tensor)
+
+        return _Finishing(finish)
+
+    def _flat(self, tensor: Tensor) -> Tensor:
+        return tensor.detach().reshape(-1).cpu()
+
+    def _put_back(self, flat: Tensor, tensor: Tensor) -> None:
         if flat.data_ptr() != tensor.data_ptr():
             tensor.detach().copy_(flat.view(tensor.shape))
 
-    def _combine_with_the_other(self, flat: Tensor, op: ReduceOp) -> None:
-        """In place and without a copy: of two values it does not matter which one comes first."""
-        self._office.post(flat, list(self._others), self._wait)
-        (peer,) = self._others
-        self.read(peer, self.expect(peer), flat, lambda other: _COMBINE[op](flat, other, out=flat))
+    def _pieces(self, flat: Tensor) -> Sequence[Tensor]:
+        return flat.split(max(1, _PIECE // flat.element_size()))
 
-    def _reduce_by_shares(self, flat: Tensor, op: ReduceOp) -> None:
-        cuts = [rank * len(flat) // self.size for rank in range(self.size + 1)]
+    def _announce(self, piece: Tensor) -> dict[int, int]:
+        """Show it to the others. The numbers of their messages about the same."""
+        self._office.post(piece, list(self._others), self._wait)
+        return {rank: self.expect(rank) for rank in self._others}
+
+    def _combine(self, piece: Tensor, numbers: dict[int, int], op: ReduceOp) -> None:
+        if self.size == 2 and piece.dtype not in _HALF:
+            # In place: of two values it does not matter which one comes first.
+            ((peer, number),) = numbers.items()
+            self.read(peer, number, piece, lambda other: _COMBINE[op](piece, other, out=piece))
+            return
+        if self.size == 2 or piece.numel() * piece.element_size() < _LARGE:
+            piece.copy_(self._combined(piece, numbers, slice(None), op))
+            return
+        cuts = [rank * len(piece) // self.size for rank in range(self.size + 1)]
         shares = [slice(a, b) for a, b in pairwise(cuts)]
-        mine = self._combined(flat, shares[self.rank], op)
-        flat[shares[self.rank]] = mine
-        self._exchange(mine, [(rank, flat[shares[rank]]) for rank in self._others])
+        mine = self._combined(piece, numbers, shares[self.rank], op)
+        piece[shares[self.rank]] = mine
+        self._exchange(mine, [(rank, piece[shares[rank]]) for rank in self._others])
 
     def _exchange(self, mine: Tensor, receives: Sequence[Message]) -> None:
         self._office.post(mine, list(self._others), self._wait)
         _Receiving(self, receives).wait()
 
-    def _combined(self, flat: Tensor, share: slice, op: ReduceOp) -> Tensor:
+    def _combined(
+        self, piece: Tensor, numbers: dict[int, int], share: slice, op: ReduceOp
+    ) -> Tensor:
         """A share of everybody's values, combined in rank order: the same bits on all ranks."""
-        wide = torch.float32 if flat.dtype in _HALF else flat.dtype
+        wide = torch.float32 if piece.dtype in _HALF else piece.dtype
         totals: list[Tensor] = []
 
         def add(value: Tensor) -> None:
             value = value[share].to(wide)
             totals[:] = [_COMBINE[op](totals[0], value) if totals else value.clone()]
 
-        self._office.post(flat, list(self._others), self._wait)
         for rank in range(self.size):
             if rank == self.rank:
-                add(flat)
+                add(piece)
             else:
-                self.read(rank, self.expect(rank), flat, add)
-        return totals[0].to(flat.dtype)
+                self.read(rank, numbers[rank], piece, add)
+        return totals[0].to(piece.dtype)
 
     def __repr__(self) -> str:
         return f"NeighbourCommunicator(rank {self.rank} of {self.size})"
@@ -143,7 +196,7 @@ def on_one_machine(comm: ProcessGroupCommunicator) -> Communicator:
     made: NeighbourCommunicator | None = None
     if office is not None and bool((table[:, 0] == here).all()):
         kept, offices = office, [(process, file) for _, process, file in table.tolist()]
-        made = _attempt(lambda: NeighbourCommunicator(comm.group, kept, offices))
+        made = _attempt(lambda: NeighbourCommunicator(comm.rank, comm.size, kept, offices))
     everybody = torch.tensor([made is not None], dtype=torch.int32)
     comm.all_reduce(everybody, "min")
     return made if made is not None and everybody.item() else comm

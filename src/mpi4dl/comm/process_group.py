@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .communicator import Done, Message, Pending, ReduceOp
+from .communicator import Communicator, Done, Message, Pending, ReduceOp
+
+Connect = Callable[[tuple[int, ...]], Communicator | None]
+"""From processes, in order, to their communicator; None for the others."""
 
 _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 
@@ -32,15 +35,28 @@ class _Works:
 
 
 class ProcessGroupCommunicator:
-    """The ranks of a torch.distributed process group."""
+    """The ranks of a torch.distributed process group, in the order of `peers`.
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
+    Those are their numbers among all processes. `connect` makes a communicator of others.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, peers: Sequence[int], connect: Connect) -> None:
         self.group = group
-        self.rank = dist.get_rank(group)
         self.size = dist.get_world_size(group)
         # Gloo moves memory of the host only: tensors of a GPU pass through it.
         self._through_host = dist.get_backend(group) == "gloo"
-        self._peers = [dist.get_global_rank(group, r) for r in range(self.size)]
+        in_group = [dist.get_global_rank(group, r) for r in range(self.size)]
+        self.peers = tuple(peers)
+        self.rank = self.peers.index(dist.get_rank())
+        self._places = [self.peers.index(peer) for peer in in_group]
+        self._connect = connect
+        self._subgroups: dict[tuple[tuple[int, ...], str], Communicator | None] = {}
+
+    def subgroup(self, ranks: Sequence[int], use: str = "") -> Communicator | None:
+        key = (tuple(ranks), use)
+        if key not in self._subgroups:
+            self._subgroups[key] = self._connect(tuple(self.peers[rank] for rank in ranks))
+        return self._subgroups[key]
 
     def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Pending:
         if not sends and not receives:
@@ -49,8 +65,8 @@ class ProcessGroupCommunicator:
         arriving = [(peer, self._to_receive(t)) for peer, t in receives]
         leaving = [(peer, self._to_send(t)) for peer, t in sends]
         requests = [
-            dist.P2POp(dist.irecv, t, self._peers[peer], self.group) for peer, t in arriving
-        ] + [dist.P2POp(dist.isend, t, self._peers[peer], self.group) for peer, t in leaving]
+            dist.P2POp(dist.irecv, t, self.peers[peer], self.group) for peer, t in arriving
+        ] + [dist.P2POp(dist.isend, t, self.peers[peer], self.group) for peer, t in leaving]
         works = dist.batch_isend_irecv(requests)
         staged = [
             (t, arrived)
@@ -65,11 +81,16 @@ class ProcessGroupCommunicator:
         if sent is not tensor:
             tensor.copy_(sent)
 
+    def start_all_reduce(self, tensor: Tensor) -> Pending:
+        sent = self._to_send(tensor)
+        work = dist.all_reduce(sent, group=self.group, async_op=True)
+        return _Works([work], [sent], [] if sent is tensor else [(tensor, sent)])
+
     def all_gather(self, tensor: Tensor) -> Tensor:
         sent = self._to_send(tensor)
         out = sent.new_empty((self.size, *sent.shape))
         # The list form: gloo has no single-buffer all-gather for every version we support.
-        dist.all_gather(list(out.unbind()), sent, group=self.group)
+        dist.all_gather([out[place] for place in self._places], sent, group=self.group)
         return out.to(tensor.device)
 
     def _to_send(self, tensor: Tensor) -> Tensor:

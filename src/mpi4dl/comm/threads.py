@@ -15,7 +15,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from .communicator import Message, Pending, ReduceOp, use
+from .communicator import SERIAL, Communicator, Message, Pending, ReduceOp, use
 
 T = TypeVar("T")
 
@@ -32,28 +32,69 @@ class _World:
         self.timeout = timeout
         self.barrier = threading.Barrier(size, timeout=timeout)
         self.slots: list[Tensor | None] = [None] * size
-        self.mail: dict[tuple[int, int], queue.SimpleQueue[Tensor | None]] = {
-            (a, b): queue.SimpleQueue() for a in range(size) for b in range(size)
-        }
+        self.mail = {(a, b): _Mail() for a in range(size) for b in range(size)}
         self.sent = 0
+        self.failed = False
+        self.groups: dict[tuple[tuple[int, ...], str], _World] = {}
+        self._making = threading.Lock()
+
+    def group(self, ranks: tuple[int, ...], use: str) -> _World:
+        """The world of some of the ranks: the same one for all who ask."""
+        key = (ranks, use)
+        with self._making:
+            if key not in self.groups:
+                self.groups[key] = _World(len(ranks), self.timeout)
+                if self.failed:
+                    self.groups[key].abort()
+            return self.groups[key]
 
     def abort(self) -> None:
         """Wake every rank that waits: one of them has failed."""
+        with self._making:
+            self.failed = True
+            groups = list(self.groups.values())
         self.barrier.abort()
         for box in self.mail.values():
-            box.put(None)
+            box.messages.put(None)
+        for world in groups:
+            world.abort()
+
+
+class _Mail:
+    """From one rank to another. Receives may be waited for in any order: they are numbered."""
+
+    def __init__(self) -> None:
+        self.messages: queue.SimpleQueue[Tensor | None] = queue.SimpleQueue()
+        self._expected = self._taken = 0
+        self._early: dict[int, Tensor] = {}
+
+    def expect(self) -> int:
+        """The number of the next receive."""
+        self._expected += 1
+        return self._expected
+
+    def take(self, number: int, timeout: float) -> Tensor | None:
+        """That message; None if it does not come."""
+        while number not in self._early:
+            try:
+                message = self.messages.get(timeout=timeout)
+            except queue.Empty:
+                return None
+            if message is None:
+                return None
+            self._taken += 1
+            self._early[self._taken] = message
+        return self._early.pop(number)
 
 
 class _Receiving:
     def __init__(self, world: _World, rank: int, receives: Sequence[Message]) -> None:
-        self._world, self._rank, self._receives = world, rank, receives
+        self._world, self._rank = world, rank
+        self._receives = [(p, world.mail[p, rank].expect(), buffer) for p, buffer in receives]
 
     def wait(self) -> None:
-        for peer, buffer in self._receives:
-            try:
-                message = self._world.mail[peer, self._rank].get(timeout=self._world.timeout)
-            except queue.Empty:
-                message = None
+        for peer, number, buffer in self._receives:
+            message = self._world.mail[peer, self._rank].take(number, self._world.timeout)
             if message is None:
                 raise RuntimeError(f"rank {self._rank} got nothing from rank {peer}")
             if message.shape != buffer.shape or message.dtype != buffer.dtype:
@@ -62,6 +103,17 @@ class _Receiving:
                     f"{peer}, which sent {tuple(message.shape)} {message.dtype}"
                 )
             buffer.copy_(message)
+        self._receives.clear()
+
+
+class _AddingUp:
+    def __init__(self, total: Tensor, arriving: Pending, parts: dict[int, Tensor]) -> None:
+        self._total, self._arriving, self._parts = total, arriving, parts
+
+    def wait(self) -> None:
+        self._arriving.wait()
+        in_order = [self._parts[rank] for rank in sorted(self._parts)]
+        self._total.copy_(torch.stack(in_order).sum(0))
 
 
 class ThreadCommunicator:
@@ -71,16 +123,28 @@ class ThreadCommunicator:
         self._world = world
         self.rank = rank
         self.size = world.size
+        self._groups: dict[tuple[tuple[int, ...], str], ThreadCommunicator] = {}
 
     @property
     def messages_sent(self) -> int:
         """By all ranks together since the start."""
         return self._world.sent
 
+    def subgroup(self, ranks: Sequence[int], use: str = "") -> Communicator | None:
+        if self.rank not in ranks:
+            return None
+        if len(ranks) == 1:
+            return SERIAL
+        key = (tuple(ranks), use)
+        if key not in self._groups:
+            world = self._world.group(*key)
+            self._groups[key] = ThreadCommunicator(world, ranks.index(self.rank))
+        return self._groups[key]
+
     def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Pending:
         for peer, tensor in sends:
             self._world.sent += 1
-            self._world.mail[self.rank, peer].put(tensor.detach().clone())
+            self._world.mail[self.rank, peer].messages.put(tensor.detach().clone())
         return _Receiving(self._world, self.rank, receives)
 
     def all_gather(self, tensor: Tensor) -> Tensor:
@@ -90,6 +154,12 @@ class ThreadCommunicator:
         out = torch.stack([slot for slot in world.slots if slot is not None])
         world.barrier.wait()
         return out
+
+    def start_all_reduce(self, tensor: Tensor) -> Pending:
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        buffers = {rank: torch.empty_like(tensor) for rank in others}
+        arriving = self.start([(rank, tensor) for rank in others], list(buffers.items()))
+        return _AddingUp(tensor, arriving, {**buffers, self.rank: tensor})
 
     def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> None:
         tensor.copy_(_COMBINE[op](self.all_gather(tensor), 0))

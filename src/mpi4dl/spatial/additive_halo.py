@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from ..comm.communicator import Communicator
-from ..comm.exchange import Index, first_derivative_only
+from ..comm.exchange import Index, first_derivative_only, wants
 from ..geometry import Box, Interval, SlidingWindow, Transfer
 from .placement import Placement
 from .regions import Windows, plan
@@ -222,7 +222,8 @@ class _HaloConvolution(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         tile, weight, *surroundings = ctx.saved_tensors
         geometry, halo = ctx.geometry, ctx.halo
-        for_tile, for_weight, for_bias = ctx.needs_input_grad[:3]
+        for_tile, for_weight = wants(ctx, 0), wants(ctx, 1)
+        for_bias = ctx.has_bias and wants(ctx, 2)
         of_weight: Tensor | None = None
         going: list[tuple[int, Tensor]] = []
         for strip, around in zip(halo.strips, surroundings, strict=True):
@@ -240,7 +241,7 @@ class _HaloConvolution(torch.autograd.Function):
             for peer, where in returning
         ]
         pending = ctx.comm.start(going, coming)
-        wanted = [for_tile, for_weight, for_bias and ctx.has_bias]
+        wanted = [for_tile, for_weight, for_bias]
         of_tile, main, of_bias = geometry.gradients(grad, tile, weight, geometry.padding, wanted)
         if main is not None:
             of_weight = main if of_weight is None else main.add_(of_weight)

@@ -86,8 +86,9 @@ class _ChannelNorm(torch.autograd.Function):
         over: Statistics = ctx.over
         kind = mean.dtype
         wide, grad_wide = _with_regular_strides(x.to(kind)), _with_regular_strides(grad.to(kind))
+        nothing = mean.new_empty(0)  # kernels of a GPU want saved moments, if only empty ones
         _, along, straight = torch.ops.aten.native_batch_norm_backward(
-            *(grad_wide, wide, None, mean, var, None, None),
+            *(grad_wide, wide, None, mean, var, nothing, nothing),
             *(False, over.eps, [False, True, True]),
         )
         of_weight = None if weight is None else along.to(weight.dtype)
@@ -204,6 +205,23 @@ def _pooled(parts: Tensor, shares: Tensor | None = None) -> tuple[Tensor, Tensor
     between = parts[:, 0].sub(mean).square_()
     var += between.mean(0) if shares is None else between.mul_(shares[:, 0]).sum(0)
     return mean, var
+
+
+def running_moments(
+    means: Tensor | None, variances: Tensor | None, momentum: float, count: int, images: int = 1
+) -> Seen:
+    """Moves running statistics towards those of `count` values, averaged over the images."""
+
+    def update(running: Tensor | None, value: Tensor) -> None:
+        if running is not None:
+            mean = value if images == 1 else value.view(images, -1).mean(0)
+            running.lerp_(mean.to(running.dtype), momentum)
+
+    def seen(mean: Tensor, var: Tensor) -> None:
+        update(means, mean)
+        update(variances, var * (count / (count - 1)))
+
+    return seen
 
 
 def channel_norm(

@@ -36,11 +36,17 @@ class _Nobody:
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
 
+    def subgroup(self, ranks: Sequence[int], use: str = "") -> None:
+        return None
+
     def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Pending:
         return Done()
 
     def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> None:
         return None
+
+    def start_all_reduce(self, tensor: Tensor) -> Pending:
+        return Done()
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         return tensor.new_empty((self.size, *tensor.shape))

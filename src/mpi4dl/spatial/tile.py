@@ -78,7 +78,7 @@ class Tile(torch.Tensor):
         """The whole tensor on every rank, differentiable: the one operation that gathers."""
         placement = self.placement
         if placement.joined:
-            return _separated(self).full_tensor().reshape(self.global_shape)
+            return separated(self).full_tensor().reshape(self.global_shape)
         layout = placement.layout
         targets = (Box.full(layout.size),) * layout.ranks
         return transfer(alias(self), Transfer(layout, targets), placement.dims, placement.comm)
@@ -191,13 +191,14 @@ def narrowed(x: Tensor, placement: Placement) -> Tensor:
 
     Dimensions that `x` lacks, or has with size 1, broadcast and stay.
     """
+    whole = x.shape
     for dim, factors in placement.factors.items():
         size = placement.global_sizes[dim]
-        if x.ndim < -dim or x.shape[dim] == 1 != size:
+        if len(whole) < -dim or whole[dim] == 1 != size:
             continue
-        if x.shape[dim] != size:
+        if whole[dim] != size:
             raise LayoutMismatch(
-                f"a plain tensor of {tuple(x.shape)} beside a tile whose dimension {dim} has "
+                f"a plain tensor of {tuple(whole)} beside a tile whose dimension {dim} has "
                 f"{size} cells in the whole image: plain tensors are whole, or broadcast"
             )
         if len(factors) == 1:
@@ -245,7 +246,7 @@ def _redistributed_joined(tile: Tile, placement: Placement) -> Tile:
     current = tile.placement
     if (current.dims, current.joined) != (placement.dims, placement.joined):
         raise LayoutMismatch("two tensors that were flattened in different ways cannot be combined")
-    apart = _separated(tile)
+    apart = separated(tile)
     moved = redistribute(apart, apart.placement.with_layout(placement.layout))
     local = alias(moved).reshape(placement.local_shape(tile.global_shape))
     return wrap(alias(local), placement)
@@ -258,7 +259,7 @@ def _with_dims(placement: Placement, dims: tuple[int, ...], shape: Sequence[int]
     return placement
 
 
-def _separated(tile: Tile) -> Tile:
+def separated(tile: Tile) -> Tile:
     """A tile with joined dimensions, taken apart into one dimension for each factor."""
     placement = tile.placement
     local = alias(tile)

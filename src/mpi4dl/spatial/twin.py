@@ -21,9 +21,8 @@ def meta_twin(module: nn.Module) -> nn.Module:
         memo[id(parameter)] = nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
     for buffer in module.buffers():
         memo[id(buffer)] = buffer.to("meta")
-    twin = copy.deepcopy(module, memo)
-    for part in twin.modules():
+    for part in module.modules():
         for name, value in vars(part).items():
             if name.endswith("_hooks") and isinstance(value, dict):
-                value.clear()
-    return twin
+                memo[id(value)] = type(value)()  # what hangs on a hook may be no thing to copy
+    return copy.deepcopy(module, memo)

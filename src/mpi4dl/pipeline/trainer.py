@@ -1,0 +1,245 @@
+"""`Trainer`: one call a step, on every rank alike, whatever the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from ..comm.gradients import check_same_parameters
+from ..comm.launch import init
+from ..comm.objects import shared
+from ..errors import PlanError
+from ..schedule import Program, Span, Timeline, lower
+from .batch import Batch
+from .engine import Engine, Step
+from .loss_scale import LossScale
+from .optimizers import MakeOptimizer, check_sharding, sharded
+from .outputs import gathered
+from .partition import partition
+from .plan import Plan
+from .randomness import mixed
+from .setup import Setup, trained
+from .whole_state import WholeState
+
+Loss = Callable[[Any, Any], Tensor]
+
+
+class Trainer:
+    """Trains a model as a plan says, with the gradients that one process would compute.
+
+        trainer = mpi4dl.Trainer(model, plan, loss=F.cross_entropy, optimizer=partial(SGD, lr=0.1))
+        for images, labels in batches:
+            loss = trainer.step(images, labels)
+
+    Every rank makes the same calls, and the same whole model: a rank trains its own stages of it,
+    in place. `images` and `labels` are whole as well, and each rank reads only its part of them;
+    besides tensors they may be arrays that are mapped to files.
+
+    * `loss(output, labels)` gives one number: its mean over the samples, or with
+      `reduction="sum"` their sum. `optimizer(parameters)` makes a PyTorch optimizer of this rank's.
+    * `split_points` and `example` are those of `partition`.
+    * `clip_grad_norm` limits the norm of the whole model's gradient.
+    * `accumulate=k`: the optimizer steps, on the mean of k batches, at every k-th call.
+    * `shard_optimizer`: copies of a stage share out the optimizer's state (ZeRO-1).
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        plan: Plan,
+        loss: Loss | None = None,
+        optimizer: MakeOptimizer | None = None,
+        *,
+        split_points: Sequence[str] | None = None,
+        example: Tensor | Sequence[int] | None = None,
+        reduction: Literal["mean", "sum"] = "mean",
+        clip_grad_norm: float | None = None,
+        accumulate: int = 1,
+        shard_optimizer: bool = False,
+        device: torch.device | str | None = None,
+    ) -> None:
+        if reduction not in ("mean", "sum"):
+            raise PlanError(f"reduction is {reduction!r}; it must be 'mean' or 'sum'")
+        if accumulate < 1:
+            raise PlanError(f"accumulate is {accumulate}; it must be at least 1")
+        if shard_optimizer:
+            check_sharding(plan, optimizer)
+        world = init()
+        plan.check_world(world.size)
+        stages = partition(model, plan, split_points, example=example)
+        where = torch.device(device) if device is not None else _device_of(model)
+        self.plan = plan
+        self._setup = setup = Setup(plan, stages, world, where)
+        self._state = WholeState(stages, setup)
+        for stage, module in setup.modules.items():
+            check_same_parameters(module, setup.copies[stage])
+        self.parameters = trained(setup.modules.values())
+        """Those of this rank's stages."""
+        self.optimizer: torch.optim.Optimizer | None = None
+        if optimizer is not None and shard_optimizer:
+            self.optimizer = sharded(optimizer, self.parameters, setup)
+        elif optimizer is not None and self.parameters:
+            self.optimizer = optimizer(self.parameters)
+        self._loss, self._mean, self._clip = loss, reduction == "mean", clip_grad_norm
+        self._accumulate, self._waiting = accumulate, 0
+        self._scale = LossScale(enabled=plan.precision == "fp16")
+        self._engine = Engine(setup)
+        self._programs: dict[tuple[bool, int], Program] = {}
+        self._agreed: set[str] = set()
+        self._steps = 0
+        # Drawn from the numbers that all ranks have in common, and rank 0's if they have not.
+        self._seed = shared(int(torch.randint(2**62, ())), world, where)[0]
+        self._spans: list[Span] = []
+
+    # ── training ─────────────────────────────────────────────────────────────────────────────
+
+    def step(self, images: Any, labels: Any = None) -> Tensor:
+        """Train one batch. Returns its loss, on every rank."""
+        if self._loss is None:
+            raise PlanError("this trainer has no loss: give Trainer(..., loss=...) to train")
+        batch = Batch(self.plan, images, labels, training=True)
+        self._waiting += 1
+        step = self._run(batch, self._loss, training=True)
+        loss, norm, finite = self._totals(step)
+        self._steps += 1
+        if step.updating:
+            self._waiting = 0
+            self._update(norm, finite)
+        return loss
+
+    def _update(self, norm: float, finite: bool) -> None:
+        if finite:
+            factor = 1.0
+            if self._clip is not None and norm > self._clip:
+                factor = self._clip / (norm + 1e-6)  # as torch.nn.utils.clip_grad_norm_
+            self._scale.unscale(self.parameters, factor)
+            if self.optimizer is not None:
+                self.optimizer.step()
+        self._scale.update(finite)
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    # ── evaluation ───────────────────────────────────────────────────────────────────────────
+
+    def evaluate(self, images: Any, labels: Any = None) -> Tensor:
+        """The loss of a batch, on every rank, in evaluation mode; nothing is trained."""
+        if self._loss is None:
+            raise PlanError("this trainer has no loss: give Trainer(..., loss=...) to evaluate")
+        batch = Batch(self.plan, images, labels, training=False)
+        with self._evaluating():
+            return self._totals(self._run(batch, self._loss, training=False))[0]
+
+    def predict(self, images: Any, gather: bool = True) -> Any:
+        """What the model makes of a batch, in evaluation mode.
+
+        Every rank gets all of it; with `gather=False`, a rank of the last stage gets a list of
+        `(samples, output)`, in which tiles stay tiles, and the others get an empty one.
+        """
+        batch = Batch(self.plan, images, None, training=False)
+        with self._evaluating(), torch.no_grad():
+            step = self._run(batch, None, training=False)
+            if gather:
+                return gathered(step, self._setup)
+        replica = self._setup.replica
+        return [(batch.samples(replica, i), output) for i, output in sorted(step.outputs.items())]
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        modes = [(m, m.training) for s in self._setup.modules.values() for m in s.modules()]
+        for module, _ in modes:
+            module.training = False
+        try:
+            yield
+        finally:
+            for module, training in modes:
+                module.training = training
+
+    # ── state ────────────────────────────────────────────────────────────────────────────────
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The whole model's, under its own names, on every rank. Collective."""
+        return self._state.collected()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """A whole model's; each rank keeps its part."""
+        self._state.load(state)
+
+    def timeline(self) -> Timeline:
+        """What every rank did in the last step, and when. Collective."""
+        world, device = self._setup.world, self._setup.device
+        return Timeline(tuple(map(tuple, shared(self._spans, world, device))))
+
+    # ── one run ──────────────────────────────────────────────────────────────────────────────
+
+    def _run(self, batch: Batch, loss: Loss | None, training: bool) -> Step:
+        self._agree(batch)
+        replica = self._setup.replica
+
+        def weight(micro_batch: int) -> float:
+            return batch.share(replica, micro_batch) if self._mean else 1.0
+
+        step = Step(
+            program=self._program(training, batch.micro_batches),
+            batch=batch,
+            training=training,
+            updating=training and self._waiting == self._accumulate,
+            loss=loss,
+            weight=weight,
+            scale=self._scale.value / (self._accumulate if self._mean else 1),
+            seed=mixed(self._seed, self._steps),
+        )
+        self._engine.run(step)
+        self._spans = step.spans
+        return step
+
+    def _program(self, training: bool, micro_batches: int) -> Program:
+        key = (training, micro_batches)
+        if key not in self._programs:
+            plan = self.plan
+            schedule = plan.make_schedule() if training else plan.forward_schedule(micro_batches)
+            self._programs[key] = lower(schedule)
+        return self._programs[key]
+
+    def _agree(self, batch: Batch) -> None:
+        """A rank that was called with something else would leave the others waiting."""
+        mine = str(batch)
+        if mine in self._agreed:
+            return
+        texts = shared(mine, self._setup.world, self._setup.device)
+        for rank, text in enumerate(texts):
+            if text != texts[0]:
+                raise PlanError(
+                    f"the ranks do not agree about the batch: rank 0 has {texts[0]}; rank {rank} "
+                    f"has {text}. Every rank is called with the same images and labels"
+                )
+        self._agreed.add(mine)
+
+    def _totals(self, step: Step) -> tuple[Tensor, float, bool]:
+        """The loss, the norm of the gradient, and whether it is finite: of the whole model."""
+        setup = self._setup
+        totals = torch.zeros(3, dtype=torch.float64, device=setup.device)
+        for micro_batch, loss in step.losses.items():
+            totals[0] += loss.double() * step.weight(micro_batch)
+        held = [h for (_, stage), h in setup.held.items() if stage == self.plan.split_size - 1]
+        totals[0] /= held[0].comm.size if held else 1
+        if step.updating and (self._clip is not None or self._scale.enabled):
+            for stage, module in setup.modules.items():
+                if setup.copies[stage].rank == 0:
+                    for parameter in trained([module]):
+                        if parameter.grad is not None:
+                            totals[1] += parameter.grad.double().square().sum()
+        if setup.world.size > 1:
+            setup.world.all_reduce(totals)
+        loss, square, _ = totals.cpu()
+        norm = float(square.sqrt()) / self._scale.value
+        return loss, norm, bool(square.isfinite())
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    if torch.distributed.is_initialized() and torch.distributed.get_backend() == "nccl":
+        return torch.device("cuda", torch.cuda.current_device())
+    return next((p.device for p in model.parameters()), torch.device("cpu"))
