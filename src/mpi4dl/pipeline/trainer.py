@@ -114,8 +114,8 @@ class Trainer:
     def _update(self, norm: float, finite: bool) -> None:
         if finite:
             factor = 1.0
-            if self._clip is not None and norm > self._clip:
-                factor = self._clip / (norm + 1e-6)  # as torch.nn.utils.clip_grad_norm_
+            if self._clip is not None:  # as torch.nn.utils.clip_grad_norm_
+                factor = min(1.0, self._clip / (norm + 1e-6))
             self._scale.unscale(self.parameters, factor)
             if self.optimizer is not None:
                 self.optimizer.step()

@@ -86,11 +86,7 @@ class _ChannelNorm(torch.autograd.Function):
         over: Statistics = ctx.over
         kind = mean.dtype
         wide, grad_wide = _with_regular_strides(x.to(kind)), _with_regular_strides(grad.to(kind))
-        nothing = mean.new_empty(0)  # kernels of a GPU want saved moments, if only empty ones
-        _, along, straight = torch.ops.aten.native_batch_norm_backward(
-            *(grad_wide, wide, None, mean, var, nothing, nothing),
-            *(False, over.eps, [False, True, True]),
-        )
+        straight, along = _sums(grad_wide, wide, mean, var, over.eps)
         of_weight = None if weight is None else along.to(weight.dtype)
         of_bias = None if ctx.bias_kind is None else straight.to(ctx.bias_kind)
         if not ctx.needs_input_grad[0]:
@@ -108,6 +104,20 @@ class _ChannelNorm(torch.autograd.Function):
                 result[around] = 0
         result.addcmul_(grad_wide, factor)
         return result.to(x.dtype), of_weight, of_bias, None, None, None
+
+
+def _sums(grad: Tensor, x: Tensor, mean: Tensor, var: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Over the cells of each channel: of the gradient, and of gradient · normalised input."""
+    if x.is_cuda:
+        scale = (var + eps).rsqrt()
+        straight, along, _, _ = torch.batch_norm_backward_reduce(
+            grad, x, mean, scale, None, True, False, False
+        )
+        return straight, along * scale
+    _, along, straight = torch.ops.aten.native_batch_norm_backward(
+        grad, x, None, mean, var, None, None, False, eps, [False, True, True]
+    )
+    return straight, along
 
 
 def _outside(owned: tuple[slice, ...], shape: torch.Size) -> list[tuple[slice, ...]]:
