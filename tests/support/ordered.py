@@ -177,7 +177,9 @@ class OrderedCommunicator:
         self._group, self._groups = group, groups
         self._subgroups: dict[Any, Communicator] = {}
 
-    def subgroup(self, ranks: Sequence[int], use: str = "") -> Communicator:
+    def subgroup(self, ranks: Sequence[int], use: str = "") -> Communicator | None:
+        if self.rank not in ranks:
+            return None
         if len(ranks) == 1:
             return SERIAL
         key = (id(self._group), tuple(ranks), use)
