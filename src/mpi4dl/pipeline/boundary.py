@@ -10,13 +10,14 @@ kind; from then on both ends know it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ..comm.communicator import Communicator, Pending
+from ..comm.communicator import Communicator, Message, Pending
 from ..comm.exchange import Index, RankPlan, rank_plan
 from ..comm.objects import receive, send
 from ..errors import PlanError
@@ -24,6 +25,10 @@ from .arrangement import Arrangement, Shape, Signature, crossing
 from .description import Description, Leaf
 
 Arrange = Callable[[Leaf, Signature], Arrangement | None]
+
+_AHEAD = 4
+"""Micro-batches that a rank may have sent in one direction before the first of them has left. Some
+transports read what is sent until then, so more would be more memory the more there are."""
 
 
 @dataclass
@@ -65,7 +70,7 @@ class Boundary:
         self._ranks = (*sources, *targets)
         self._arrange, self._world, self._device = arrange, world, device
         self._routes: dict[Signature, Route] = {}
-        self._under_way: list[Pending] = []
+        self._under_way: deque[list[Pending]] = deque()
 
     # ── forward ──────────────────────────────────────────────────────────────────────────────
 
@@ -79,10 +84,10 @@ class Boundary:
                 f"a stage gave {description}, and {route.description} for another micro-batch of "
                 "the same shape: what passes between stages must depend on shapes alone"
             )
-        for part, plan in zip(parts, route.plans, strict=True):
-            leaving = part.detach()
-            messages = [(self._ranks[peer], leaving[where]) for peer, where in plan.sends]
-            self._under_way.append(self._world.start(messages, []))
+        self._send(
+            [(self._ranks[peer], part.detach()[where]) for peer, where in plan.sends]
+            for part, plan in zip(parts, route.plans, strict=True)
+        )
 
     def receive(self, key: Signature) -> tuple[Route, list[Arriving]]:
         """Posted; the caller waits when it needs the values."""
@@ -96,9 +101,10 @@ class Boundary:
 
     def send_back(self, key: Signature, gradients: Sequence[Tensor]) -> None:
         """`gradients` are those of the tensors that want one."""
-        for (_, plan), gradient in zip(self._differentiable(key), gradients, strict=True):
-            messages = [(self._ranks[peer], gradient[where]) for peer, where in plan.receives]
-            self._under_way.append(self._world.start(messages, []))
+        self._send(
+            [(self._ranks[peer], gradient[where]) for peer, where in plan.receives]
+            for (_, plan), gradient in zip(self._differentiable(key), gradients, strict=True)
+        )
 
     def receive_back(self, key: Signature) -> list[Arriving]:
         """What all sources have alike has its gradient at the first; that of the others is zero."""
@@ -111,9 +117,18 @@ class Boundary:
 
     def finish(self) -> None:
         """Everything that was sent has left."""
-        for pending in self._under_way:
-            pending.wait()
-        self._under_way.clear()
+        self._await_all_but(0)
+
+    def _send(self, messages: Iterable[list[Message]]) -> None:
+        """Of each tensor that a micro-batch passes on. As in the lists of a schedule every event
+        may wait for all who take part in it, so may a send for one that was long before."""
+        self._under_way.append([self._world.start(sends, []) for sends in messages])
+        self._await_all_but(_AHEAD)
+
+    def _await_all_but(self, count: int) -> None:
+        while len(self._under_way) > count:
+            for pending in self._under_way.popleft():
+                pending.wait()
 
     def _differentiable(self, key: Signature) -> list[tuple[Leaf, RankPlan]]:
         route = self._routes[key]
@@ -145,7 +160,7 @@ class Boundary:
 
     def _introduce(self, description: Description) -> None:
         if self._world.rank == self._sources[0]:
-            self._under_way += send(description, self._targets, self._world, self._device)
+            self._under_way.append(send(description, self._targets, self._world, self._device))
 
     def _introduced(self) -> Description:
         description: Description = receive(self._sources[0], self._world, self._device)

@@ -131,7 +131,8 @@ class Engine:
         with self._random(action), self._watched(action, held):
             value = held.layers(value)
             if action.stage < self._last:
-                work.description, work.outputs = described(value)
+                work.description, outputs = described(value)
+                work.give(outputs)
             elif step.loss is None:
                 step.outputs[_micro_batch(action)] = value
             else:
@@ -153,7 +154,8 @@ class Engine:
         _check(loss)
         step.losses[micro_batch] = loss.detach()
         seed = step.weight(micro_batch) * step.scale / held.comm.size
-        work.outputs, work.gradients = [loss], [torch.full_like(loss, seed)]
+        work.give([loss])
+        work.gradients = [torch.full_like(loss, seed)]
 
     def _random(self, action: Action) -> AbstractContextManager[None]:
         number, device = self._number(action), self._setup.device
@@ -184,7 +186,7 @@ class Engine:
         leaves = before.description.tensors
         has = [leaf.before for leaf in leaves]
         wants = [held.arrange(leaf, self._signature(action)) for leaf in leaves]
-        parts = [part.detach() for part in before.outputs]
+        parts = [part.detach() for part in before.pass_on()]
         return entering(before.description, parts, has, wants, held.comm)
 
     def _before(self, action: Action) -> Work:
@@ -220,7 +222,7 @@ class Engine:
     def _send_forward(self, action: Action) -> None:
         work = self._works[_place(action)]
         assert work.description is not None
-        self._outgoing(action).send(self._signature(action), work.description, work.outputs)
+        self._outgoing(action).send(self._signature(action), work.description, work.pass_on())
         if not self._step.training:
             del self._works[_place(action)]
 

@@ -37,7 +37,7 @@ class RunningStatistics:
         moved = {id(b) for norm in self._norms for b in norm.buffers(recurse=False)}
         self._others = [b for b in stage.buffers() if id(b) not in moved]
         self._copies = copies
-        self._calls: list[tuple[_NormBase, Tensor, Tensor]] | None = None
+        self._earlier: dict[_NormBase, list[tuple[Tensor, Tensor]]] | None = None
         self._seen: dict[_NormBase, _Seen] = {}
 
     @contextmanager
@@ -46,7 +46,7 @@ class RunningStatistics:
         moving = [norm for norm in self._norms if norm.training]
         before = [{n: b.clone() for n, b in norm.named_buffers(recurse=False)} for norm in moving]
         momenta = [norm.momentum for norm in moving]
-        handles = [norm.register_forward_hook(self._called) for norm in moving]
+        handles = [norm.register_forward_pre_hook(self._called) for norm in moving]
         self._seen = {n: _Seen(n, p, count) for n, p in zip(moving, momenta, strict=True)}
         for norm in moving:
             norm.momentum = 1.0  # the running mean becomes the mean that was seen last
@@ -57,6 +57,8 @@ class RunningStatistics:
                 norm.momentum = momentum
                 handle.remove()
             seen, self._seen = self._seen, {}
+        for one in seen.values():
+            one.sums[2].fill_(one.moves)
         self._combine(seen)
         for norm, buffers in zip(moving, before, strict=True):
             seen[norm].move(norm, buffers)
@@ -70,20 +72,31 @@ class RunningStatistics:
         if not self._seen:
             yield
             return
-        self._calls = []
+        self._earlier = {}
         try:
             yield
         finally:
-            calls, self._calls = self._calls, None
-        for norm, seen in self._seen.items():
-            values = [(mean, var) for called, mean, var in calls if called is norm]
-            seen.add(number, values, share)
+            earlier, self._earlier = self._earlier, None
+        # All normalisations at once; one that ran twice, in two turns.
+        alike: dict[tuple[int, float], tuple[list[Tensor], list[Tensor]]] = {}
+        for norm, values in earlier.items():
+            values.append(_last_seen(norm))
+            seen = self._seen[norm]
+            for call, weight in enumerate(seen.weights(number, len(values), share)):
+                into, what = alike.setdefault((call, weight), ([], []))
+                into += seen.sums[:2]
+                what += values[call]
+        for (_, weight), (into, what) in alike.items():
+            torch._foreach_add_(into, what, alpha=weight)
 
-    def _called(self, norm: nn.Module, args: Any, output: Any) -> None:
-        if self._calls is not None and isinstance(norm, _NormBase):  # no second run of a forward
-            assert norm.running_mean is not None
-            assert norm.running_var is not None
-            self._calls.append((norm, norm.running_mean.clone(), norm.running_var.clone()))
+    def _called(self, norm: nn.Module, args: Any) -> None:
+        """Before a forward. Only what a norm that runs twice saw first has to be copied."""
+        if self._earlier is not None and isinstance(norm, _NormBase):  # no second run of a forward
+            if norm in self._earlier:
+                mean, var = _last_seen(norm)
+                self._earlier[norm].append((mean.clone(), var.clone()))
+            else:
+                self._earlier[norm] = []
 
     def _combine(self, seen: dict[_NormBase, _Seen]) -> None:
         if self._copies.size == 1:
@@ -108,15 +121,15 @@ class _Seen:
         mean = torch.zeros_like(norm.running_mean)
         # The sums for mean and variance, and how many moves there are: of this rank, then of all.
         self.sums = (mean, mean.clone(), mean.new_zeros(1))
+        self.moves = 0.0
 
-    def add(self, number: int, calls: list[tuple[Tensor, Tensor]], share: float) -> None:
-        p, moves = self._momentum, self._count * len(calls)
-        for call, values in enumerate(calls):
-            later = moves - 1 - (number * len(calls) + call)
-            weight = share * (1 / moves if p is None else p * (1 - p) ** later)
-            for total, value in zip(self.sums, values, strict=False):
-                total.add_(value, alpha=weight)
-            self.sums[2].add_(share)
+    def weights(self, number: int, calls: int, share: float) -> Iterator[float]:
+        """With which to add what was seen in the calls of a micro-batch. They are counted here."""
+        self.moves += share * calls
+        p, moves = self._momentum, self._count * calls
+        for call in range(calls):
+            later = moves - 1 - (number * calls + call)
+            yield share * (1 / moves if p is None else p * (1 - p) ** later)
 
     def move(self, norm: _NormBase, before: dict[str, Tensor]) -> None:
         p, moves = self._momentum, round(self.sums[2].item())
@@ -132,6 +145,13 @@ class _Seen:
             # An instance normalisation has that number and leaves it at zero.
             if trained is not None and norm.num_batches_tracked is not None:
                 norm.num_batches_tracked.copy_(trained + moves * isinstance(norm, _BatchNorm))
+
+
+def _last_seen(norm: _NormBase) -> tuple[Tensor, Tensor]:
+    """With a momentum of 1, nothing else is in the running statistics."""
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    return norm.running_mean, norm.running_var
 
 
 def broadcast(tensor: Tensor, comm: Communicator) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge, Node
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from ..comm.exchange import backward_wants
 
@@ -27,13 +27,12 @@ class SplitBackward:
     """Made by doing the first part; `finish` does the second."""
 
     def __init__(
-        self, roots: Sequence[Tensor], gradients: Sequence[Tensor], inputs: Sequence[Tensor]
+        self, roots: Sequence[GradientEdge], gradients: Sequence[Tensor], inputs: Sequence[Tensor]
     ) -> None:
         self._roots, self._gradients = list(roots), list(gradients)
         graph = self._graph = _Graph(roots, inputs)
-        self._beside = graph.parameters_beside()
+        self._beside, self._from_roots = graph.beside, graph.from_roots
         self._kept: dict[Node, Gradients] = {}
-        self._from_roots = graph.only_from_roots()
         if not graph.on_the_way:
             return
         if graph.shared():
@@ -87,46 +86,37 @@ def _again(node: Node, gradients: Gradients, parameters: list[Tensor]) -> None:
 class _Graph:
     """The nodes below the roots, and which of them lead to the inputs."""
 
-    def __init__(self, roots: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
-        self.roots = [_node(root) for root in roots]
-        targets = {_node(x) for x in inputs}  # each leaf's own
+    def __init__(self, roots: Sequence[GradientEdge], inputs: Sequence[Tensor]) -> None:
+        self.roots = [root.node for root in roots]
+        targets = {get_gradient_edge(x).node for x in inputs}  # each leaf's own
         self.on_the_way: set[Node] = set()
-        self.order = list(_children_first(self.roots))
-        for node in self.order:
-            if node in targets or any(child in self.on_the_way for child in _children(node)):
+        self.beside: dict[Node, list[Tensor]] = {}
+        """For each node on the way, the parameters that are reached by leaving the way there."""
+        for node in _children_first(self.roots):
+            children = _children(node)
+            leaving = [child for child in children if child not in self.on_the_way]
+            if node in targets or len(leaving) < len(children):
                 self.on_the_way.add(node)
+                parameters = _parameters(leaving)
+                if parameters:
+                    self.beside[node] = parameters
+        self.from_roots = _parameters([r for r in self.roots if r not in self.on_the_way])
+        """The parameters beneath roots that are not on the way at all."""
 
     def is_on_the_way(self, node: Any, i: int) -> bool:
         return node.next_functions[i][0] in self.on_the_way
 
-    def parameters_beside(self) -> dict[Node, list[Tensor]]:
-        """For each node on the way, the parameters that are reached by leaving the way there."""
-        found: dict[Node, list[Tensor]] = {}
-        for node in self.order:
-            if node in self.on_the_way:
-                beside = [child for child in _children(node) if child not in self.on_the_way]
-                parameters = self._parameters(beside)
-                if parameters:
-                    found[node] = parameters
-        return found
-
-    def only_from_roots(self) -> list[Tensor]:
-        """The parameters beneath roots that are not on the way at all."""
-        return self._parameters([root for root in self.roots if root not in self.on_the_way])
-
     def shared(self) -> bool:
         """Whether a parameter is reached from two places."""
-        groups = [*self.parameters_beside().values(), self.only_from_roots()]
+        groups = [*self.beside.values(), self.from_roots]
         everything = [id(p) for group in groups for p in group]
         return len(set(everything)) < len(everything)
 
-    def _parameters(self, nodes: Sequence[Node]) -> list[Tensor]:
-        leaves = (getattr(node, "variable", None) for node in _children_first(nodes))
-        return [leaf for leaf in leaves if leaf is not None]
 
-
-def _node(tensor: Tensor) -> Node:
-    return torch.autograd.graph.get_gradient_edge(tensor).node
+def _parameters(nodes: Sequence[Node]) -> list[Tensor]:
+    """The leaves beneath."""
+    leaves = (getattr(node, "variable", None) for node in _children_first(nodes))
+    return [leaf for leaf in leaves if leaf is not None]
 
 
 def _children(node: Node) -> list[Node]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from torch.utils.checkpoint import checkpoint
 
@@ -32,25 +33,34 @@ class Work:
     do that once more for every operator, so the first part is all of it."""
     description: Description | None = None
     outputs: list[Tensor] = field(default_factory=list)
-    """This rank's part of each, or the loss."""
+    """This rank's part of each, or the loss; until they are passed on."""
+    roots: list[GradientEdge] = field(default_factory=list)
+    """Where backward begins: at those outputs that want a gradient."""
     gradients: list[Tensor] = field(default_factory=list)
     """Of those outputs that want one."""
     second_part: SplitBackward | None = None
 
+    def give(self, outputs: list[Tensor]) -> None:
+        self.outputs = outputs
+        self.roots = [get_gradient_edge(output) for output in outputs if output.requires_grad]
+
+    def pass_on(self) -> list[Tensor]:
+        """The outputs, which nobody else will ask for: backward needs only the graph."""
+        outputs, self.outputs = self.outputs, []
+        return outputs
+
     def backward(self) -> list[Tensor]:
         """Everything: parameters get their gradients, and the input's are returned."""
-        roots = [output for output in self.outputs if output.requires_grad]
-        if roots:
-            torch.autograd.backward(roots, self.gradients)
+        if self.roots:
+            torch.autograd.backward(self.roots, self.gradients)
         return self._done()
 
     def backward_of_input(self) -> list[Tensor]:
         """The input's gradient; what the parameters need for theirs is kept."""
         if not self.splits:
             return self.backward()
-        roots = [output for output in self.outputs if output.requires_grad]
-        if roots:
-            self.second_part = SplitBackward(roots, self.gradients, self.entrances)
+        if self.roots:
+            self.second_part = SplitBackward(self.roots, self.gradients, self.entrances)
         return self._done()
 
     def backward_of_parameters(self) -> None:
@@ -61,6 +71,7 @@ class Work:
     def _done(self) -> list[Tensor]:
         inputs = [x.grad if x.grad is not None else torch.zeros_like(x) for x in self.entrances]
         self.outputs.clear()
+        self.roots.clear()
         self.gradients.clear()
         self.entrances.clear()
         return inputs
