@@ -16,7 +16,8 @@ from mpi4dl import Plan, PlanError, Trainer
 from mpi4dl.comm.communicator import SERIAL, use
 from support import networks
 from support.exactness import OUTPUT_BOUND, rand, relative
-from support.ranks import UNDER_TORCHRUN, every_rank_raises, run_ranks
+from support.pool import run_pool
+from support.ranks import UNDER_TORCHRUN, every_rank_raises
 from support.training import batches
 
 sgd = partial(torch.optim.SGD, lr=0.01, momentum=0.9)
@@ -143,7 +144,7 @@ def test_shapes_that_depend_on_values_are_refused():
         Trainer(model, plan, lambda output, labels: output.sum(), sgd).step(images)
 
     with pytest.raises(PlanError, match=r"must depend on shapes alone"):
-        run_ranks(2, program)
+        run_pool(2, program)
 
 
 # ── evaluation ───────────────────────────────────────────────────────────────────────────────────
@@ -213,7 +214,7 @@ def test_evaluation_is_that_of_one_process(settings, samples):
                 assert relative(full, rows) <= OUTPUT_BOUND
         return [sample for here, _ in own for sample in here]
 
-    seen = run_ranks(plan.world_size, program)
+    seen = run_pool(plan.world_size, program)
     if not UNDER_TORCHRUN:
         assert {sample for one in seen for sample in one} == set(range(samples))
 
@@ -247,7 +248,7 @@ def test_states_go_from_plan_to_plan(other):
         plain.eval()
         assert relative(again.predict(IMAGES), plain(IMAGES)) <= OUTPUT_BOUND
 
-    run_ranks(3, program)
+    run_pool(3, program)
 
 
 def test_the_state_of_another_model_is_refused():
@@ -310,7 +311,7 @@ def test_dropout_is_the_same_in_every_schedule(settings):
         assert max(abs(a - b) for a, b in zip(expected, other, strict=True)) > 1e-3
         assert losses(plan, nn.Dropout) == pytest.approx(expected, rel=1e-11, abs=0)
 
-    run_ranks(plan.world_size, program)
+    run_pool(plan.world_size, program)
 
 
 @needs_processes
@@ -331,7 +332,7 @@ def test_whole_channels_are_dropped_alike_in_every_layout(settings):
             expected = losses(ONE_RANK, nn.Dropout2d)
         assert losses(plan, nn.Dropout2d) == pytest.approx(expected, rel=1e-11, abs=0)
 
-    run_ranks(plan.world_size, program)
+    run_pool(plan.world_size, program)
 
 
 # ── half precision ───────────────────────────────────────────────────────────────────────────────
@@ -383,7 +384,7 @@ def test_bfloat16_rounds_as_one_process_does(settings):
         squares = sum((gradients[n] - exact[n]).square().sum() for n in exact)
         return float(squares.sqrt() / sum(g.square().sum() for g in exact.values()).sqrt())
 
-    for gradients in run_ranks(plan.world_size, program):
+    for gradients in run_pool(plan.world_size, program):
         assert 1e-4 < off(rounded) < 0.1
         assert off(gradients) < 2 * off(rounded)
 
@@ -421,4 +422,4 @@ def test_a_step_with_an_infinite_gradient_is_skipped_by_all(settings):
         assert not any(torch.equal(after[n], later[n]) for n in weights if n.endswith("weight"))
         assert all(value.isfinite().all() for value in later.values())
 
-    run_ranks(plan.world_size, program)
+    run_pool(plan.world_size, program)

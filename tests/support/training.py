@@ -23,7 +23,7 @@ from mpi4dl.comm.communicator import Communicator
 from mpi4dl.pipeline import partition
 from support.exactness import GRADIENT_BOUND, OUTPUT_BOUND, TALLY, rand, relative
 from support.networks import CLASSES
-from support.ranks import run_ranks
+from support.pool import run_pool
 
 PARAMETER_BOUND = GRADIENT_BOUND
 """After the steps below. If every gradient were off by d, then SGD's parameters would be by at most
@@ -199,7 +199,7 @@ Runner = Callable[[int, Program], list[tuple[int, Trained]]]
 
 
 def assert_trains_exactly(
-    training: Training, plan: mpi4dl.Plan, where: str, run: Runner = run_ranks
+    training: Training, plan: mpi4dl.Plan, where: str, run: Runner = run_pool
 ) -> float:
     """Every rank of `plan` computes what one process does. Returns the worst error."""
     expected = one_process(training, plan)
