@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ import torch.distributed as dist
 
 from ..comm.launch import backends
 from ..comm.shared_memory import supported
+from .versions import installed
 
 _PACKAGES = {
     "numpy": "needed",
@@ -48,20 +48,13 @@ def doctor(own_version: str) -> int:
 
 def _software(own_version: str) -> Iterator[str]:
     yield f"mpi4dl      {own_version}"
-    yield f"python      {platform.python_version()}"
+    yield f"python      {platform.pythoninstalled()}"
     yield f"torch       {torch.__version__}"
     for package, use in _PACKAGES.items():
-        found = _version(package)
+        found = installed(package)
         yield f"{package:<11} {found or f'not installed ({use})'}"
     yield f"backends    {', '.join(backends()) if dist.is_available() else 'none'}"
     yield f"MPI         {_mpi_library()}"
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def _mpi_library() -> str:
@@ -70,7 +63,7 @@ def _mpi_library() -> str:
         return "mpi4py is not installed"
     question = (
         "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; "
-        "print(MPI.Get_library_version())"
+        "print(MPI.Get_libraryinstalled())"
     )
     done = _asked([sys.executable, "-c", question])
     if done is None or done.returncode or not done.stdout.strip():
@@ -154,7 +147,7 @@ def advice(findings: Mapping[str, float], error: str) -> Iterator[str]:
         yield "gradients are wrong here: do not train; please report this with the output above"
     if findings and findings["exchange of 8 bytes"] > 1e-3:
         yield "small messages are slow: are more processes busy here than there are cores?"
-    if any(map(_found, ("mpirun", "mpiexec"))) and not _version("mpi4py"):
+    if any(map(_found, ("mpirun", "mpiexec"))) and not installed("mpi4py"):
         yield "there is an mpirun: with mpi4py its ranks need no MASTER_ADDR and MASTER_PORT"
     if torch.cuda.device_count() == 0 and shutil.which("nvidia-smi"):
         yield "there is nvidia-smi, and PyTorch sees no GPU: is this PyTorch one for CPUs?"

@@ -7,7 +7,6 @@ import platform
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import torch
 from .breakdown import Breakdown
 from .configuration import Configuration
 from .loop import Measured
+from .versions import installed
 
 _COLUMNS = [field.name for field in fields(Breakdown)]
 
@@ -70,7 +70,7 @@ def report_data(configuration: Configuration, measured: Measured) -> dict[str, A
         },
         "ranks": measured.ranks,
         "versions": {
-            "mpi4dl": version("mpi4dl"),
+            "mpi4dl": installed("mpi4dl"),
             "torch": torch.__version__,
             "python": platform.python_version(),
         },
