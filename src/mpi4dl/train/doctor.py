@@ -48,7 +48,7 @@ def doctor(own_version: str) -> int:
 
 def _software(own_version: str) -> Iterator[str]:
     yield f"mpi4dl      {own_version}"
-    yield f"python      {platform.pythoninstalled()}"
+    yield f"python      {platform.python_version()}"
     yield f"torch       {torch.__version__}"
     for package, use in _PACKAGES.items():
         found = installed(package)
