@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from . import __version__
 from .comm.launchers import started_by
@@ -27,11 +28,18 @@ _EXAMPLES = """examples:
 """
 
 
+BENCHES: dict[tuple[str, ...], Callable[[Sequence[str], str], int]] = {
+    (kind, model): partial(bench, kind, model) for kind in KINDS for model in MODELS
+}
+"""What `mpi4dl bench` runs, by the words after it. It gets the words after those, and its name."""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """What the command does; returns its exit code."""
     words = sys.argv[1:] if arguments is None else list(arguments)
-    if words[:1] == ["bench"] and len(words) > 2 and words[1] in KINDS and words[2] in MODELS:
-        return bench(words[1], words[2], words[3:], f"mpi4dl {' '.join(words[:3])}")
+    for name, run in BENCHES.items():
+        if tuple(words[: len(name) + 1]) == ("bench", *name):
+            return run(words[len(name) + 1 :], f"mpi4dl bench {' '.join(name)}")
     try:
         options = parser().parse_args(words)
         code: int = options.do(options)
@@ -41,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parser() -> Parser:
-    """Of all commands. (`bench KIND MODEL` is here to be helped with and completed.)"""
+    """Of all commands."""
     made = Parser(
         prog="mpi4dl",
         description="Train vision models on images of any size, over whatever machines there are.",
@@ -76,7 +84,7 @@ def _add_run(commands: argparse._SubParsersAction[Parser]) -> None:
 
 
 def _add_benches(commands: argparse._SubParsersAction[Parser]) -> None:
-    """A benchmark of another sort is another line of the table of kinds."""
+    """Here to be helped with and completed: what runs them is `BENCHES`."""
     about = "train a model on synthetic or stored images, and measure"
     benches = commands.add_parser("bench", help=about, description=f"{about.capitalize()}.")
     kinds = benches.add_subparsers(title="kinds", required=True, metavar="KIND")

@@ -110,7 +110,7 @@ def _data(parser: argparse.ArgumentParser) -> None:
 def _ours(parser: argparse.ArgumentParser, kind: Kind) -> None:
     add = parser.add_argument_group("beyond the original").add_argument
     add("--schedule", help=f"one of {', '.join(SCHEDULES)} (default: {kind.schedule})")
-    add("--backend", help="gloo, nccl or mpi (default: what there is)")
+    add("--backend", help="of torch.distributed, such as gloo (default: what fits)")
     add("--precision", choices=("fp32", "bf16", "fp16"), default="fp32", help="autocast")
     add(
         "--checkpoint-activations",
