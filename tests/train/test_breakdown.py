@@ -18,11 +18,15 @@ def span(text: str, start: float, stop: float) -> Span:
     return Span(Action.parse(text), start, stop)
 
 
-SPANS = [span("0F0", 1, 5), span("0SF0", 5, 6), span("0B0", 10, 16), span("0R", 16, 17)]
+SPANS = [
+    *(span("0F0", 1, 5), span("0SF0", 5, 6), span("0RB0", 6, 7)),
+    *(span("0B0", 10, 16), span("0R", 16, 17)),
+]
 CALLS = [
     Call("tiles", 2, 3),  # a halo in forward
     Call("", 5.25, 5.5),  # counts as sending already
-    Call("", 7, 9.5),  # waiting for the next stage
+    Call("", 6.25, 7),  # waiting to be told what will come
+    Call("", 7.5, 9.5),  # waiting for the next stage
     Call("tiles", 11, 11.5),
     Call("gradients", 12, 12.25),  # a bucket leaves during backward
     Call("gradients", 16.5, 17),
@@ -34,7 +38,7 @@ CALLS = [
 def test_every_second_is_counted_once():
     found = broken_down(20, SPANS, CALLS)
     assert found == Breakdown(
-        compute=10 - 1.75, halo=1.5, transfer=1, gradients=0.25 + 1 + 1, waiting=3, other=4
+        compute=10 - 1.75, halo=1.5, transfer=1.25, gradients=2.25, waiting=3.25, other=3.5
     )
     assert sum(astuple(found)) == 20
 

@@ -45,15 +45,16 @@ def broken_down(seconds: float, spans: Sequence[Span], calls: Sequence[Call]) ->
     begun = sum(t for uses in computed for use, t in uses.items() if use in _GRADIENTS)
     moving = sum(s.duration for s in spans if s.action.kind.sends or s.action.kind.receives)
     reducing = sum(s.duration for s in spans if s.action.kind is Kind.REDUCE)
+    # The first message of its kind is described before it comes, and the receiver waits for that.
+    told = sum(sum(uses.values()) for kind, uses in inside.items() if kind and kind.receives)
     outside = inside.get(None, {})
     finished = sum(t for use, t in outside.items() if use in _GRADIENTS)
-    waiting = sum(outside.values()) - finished
     parts = (
         computing - talking,
         talking - begun,
-        moving,
+        moving - told,
         reducing + begun + finished,
-        waiting,
+        told + sum(outside.values()) - finished,
     )
     return Breakdown(*parts, other=max(0.0, seconds - sum(parts)))
 
