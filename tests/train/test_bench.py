@@ -5,9 +5,12 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from mpi4dl.train import bench
 from mpi4dl.train.loop import trained
@@ -30,8 +33,9 @@ def double_precision() -> Iterator[None]:
 SMALL = "--num-layers 3 --num-filters 8 --image-size 66 --batch-size 2 --steps 2 --lr 0.01"
 
 
-def run(kind: str, line: str, ranks: int | None = None):
+def run(kind: str, line: str, ranks: int | None = None, data: Path = Path("train")):
     configuration = decided(kind, "amoebanet", f"{SMALL} {line}", ranks)
+    configuration.options.datapath = str(data)
     model = configuration.build()  # threads have one source of random numbers
 
     def program(comm):
@@ -62,6 +66,19 @@ def test_every_command_trains_what_one_process_trains(kind, line):
     alone = losses("layer", "--split-size 1")
     assert len(alone) == 2
     assert losses(kind, line) == pytest.approx(alone, rel=1e-11)
+
+
+def test_stored_pictures_are_trained_tile_by_tile(tmp_path):
+    generator = np.random.default_rng(0)
+    for number in range(8):
+        file = tmp_path / f"class {number % 2}" / f"{number}.png"
+        file.parent.mkdir(exist_ok=True)
+        pixels = generator.integers(0, 256, (50 + number, 66, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(file)
+    configuration, measured = run("spatial", "--app 1 --num-workers 2", data=tmp_path)
+    (_, alone) = run("layer", "--app 1 --split-size 1", data=tmp_path)
+    assert configuration.plan.world_size == 5
+    assert measured[0].losses == pytest.approx(alone[0].losses, rel=1e-11)
 
 
 def test_two_directions_train_two_batches():
