@@ -168,6 +168,11 @@ class Trainer:
         """A whole model's; each rank keeps its part."""
         self._state.load(state)
 
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        """What this rank did in the last step, and when."""
+        return tuple(self._spans)
+
     def timeline(self) -> Timeline:
         """What every rank did in the last step, and when. Collective."""
         world, device = self._setup.world, self._setup.device
