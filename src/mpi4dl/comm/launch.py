@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from ..errors import LaunchError
+from . import mpi
 from .communicator import SERIAL, Communicator, override
 from .neighbours import on_one_machine
 from .process_group import ProcessGroupCommunicator, is_available
@@ -104,6 +105,8 @@ def communicator(group: dist.ProcessGroup | None = None) -> Communicator:
 
 def _of_tiles(group: dist.ProcessGroup) -> Communicator:
     ranks = dist.get_process_group_ranks(group)
+    if mpi.serves(group):
+        return mpi.connect(ranks)
     finding = ProcessGroupCommunicator(group, ranks, _connected)
     near = on_one_machine(finding)
     if near is not finding or len(ranks) == 1:
