@@ -30,6 +30,16 @@ def silent(waiting):
     time.sleep(60)
 
 
+def sends_more(waiting):
+    dist.send(torch.ones(5), 0, tag=3)
+    time.sleep(60)
+
+
+def sends_less(waiting):
+    dist.send(torch.ones(3), 0, tag=3)
+    time.sleep(60)
+
+
 def receiving(size):
     dist.recv(torch.empty(4), 1, tag=3)
 

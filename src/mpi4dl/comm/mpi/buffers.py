@@ -109,6 +109,4 @@ def _pinned(tensor: Tensor) -> Tensor:
 
 
 def overlap(a: Tensor, b: Tensor) -> bool:
-    return bool(
-        a.data_ptr() < b.data_ptr() + b.nbytes and b.data_ptr() < a.data_ptr() + a.nbytes
-    )
+    return bool(a.data_ptr() < b.data_ptr() + b.nbytes and b.data_ptr() < a.data_ptr() + a.nbytes)

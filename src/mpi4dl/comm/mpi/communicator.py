@@ -13,7 +13,6 @@ from typing import Any
 
 from torch import Tensor
 
-from ...errors import LayoutMismatch
 from ..communicator import SERIAL, Communicator, Done, Message, Pending, ReduceOp
 from . import operations
 from .buffers import incoming, is_ready, memory, outgoing
@@ -113,7 +112,7 @@ class MpiCommunicator:
         _, peer, _, expected = key
         sent = status.Get_count(self._bytes)
         if sent != expected:
-            raise LayoutMismatch(
+            raise RuntimeError(
                 f"rank {self.rank} expects {expected} bytes from rank {peer}, which sent {sent}: "
                 "the ranks do not run the same program on tensors of the same shapes"
             )

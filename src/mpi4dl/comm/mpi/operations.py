@@ -179,4 +179,3 @@ def join(steps: Sequence[Step]) -> tuple[list[Any], list[Finish], list[Tensor]]:
     requests = [step.request for step in steps]
     finishes = [step.finish for step in steps if step.finish is not None]
     return requests, finishes, [tensor for step in steps for tensor in step.keep]
-

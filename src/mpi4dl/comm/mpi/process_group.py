@@ -3,6 +3,9 @@
 Some are here under two names: PyTorch has renamed them, and calls the old ones or the new.
 """
 
+# PyTorch's stubs give each method several signatures; the one it calls is here.
+# mypy: disable-error-code="override, assignment"
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -13,8 +16,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import Store  # type: ignore[attr-defined]
 
-from ...errors import LaunchError, LayoutMismatch
+from ...errors import LaunchError
 from . import operations
 from .buffers import incoming, memory, outgoing
 from .library import mpi
@@ -31,9 +35,9 @@ _Tensors = list[Tensor]
 class MpiProcessGroup(dist.ProcessGroup):
     """Ranks of MPI's world, with a communicator of their own."""
 
-    def __init__(self, store: dist.Store, ranks: Sequence[int], timeout: timedelta) -> None:
+    def __init__(self, store: Store, ranks: Sequence[int], timeout: timedelta) -> None:
         self.ranks = tuple(ranks)
-        super().__init__(self.ranks.index(world().rank), len(self.ranks))
+        super().__init__(self.ranks.index(world().rank), len(self.ranks))  # type: ignore[call-arg]
         self._store = store
         self.comm = world().group(self.ranks)
         self._timeout = timeout.total_seconds()
@@ -77,7 +81,7 @@ class MpiProcessGroup(dist.ProcessGroup):
     group_name = property(getGroupName)
     group_desc = property(getGroupDesc)
 
-    def get_group_store(self) -> dist.Store:
+    def get_group_store(self) -> Store:
         return self._store
 
     def set_timeout(self, timeout: timedelta) -> None:
@@ -119,7 +123,7 @@ class MpiProcessGroup(dist.ProcessGroup):
         def finish(statuses: list[Any]) -> None:
             sent = statuses[0].Get_count(mpi().BYTE)
             if sent != written.nbytes:
-                raise LayoutMismatch(f"{what()} expects {written.nbytes} bytes, and {sent} came")
+                raise RuntimeError(f"{what()} expects {written.nbytes} bytes, and {sent} came")
             if bring is not None:
                 bring()
             work.source = self.ranks[statuses[0].Get_source()]

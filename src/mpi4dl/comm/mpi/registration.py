@@ -22,7 +22,7 @@ class _NotBuiltIn(str):
     """
 
     def __eq__(self, other: object) -> bool:
-        return other is not self and str.__eq__(self, other)  # type: ignore[arg-type]
+        return other is not self and str.__eq__(self, other)
 
     def __ne__(self, other: object) -> bool:
         return not self == other

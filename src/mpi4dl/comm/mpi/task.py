@@ -12,8 +12,9 @@ from ...errors import LaunchError
 from .library import mpi
 from .world import world
 
-_BUSY = 0.01  # seconds of looking without a pause, where every rank has a core
-_CROWDED = 0.0005  # where they share cores, and whoever looks keeps another from answering
+_LOOKS = 200  # without a word to the system, where every rank has a core
+_BUSY = 0.01  # seconds of looking without a pause
+_CROWDED = 0.0005  # where ranks share cores, and whoever looks keeps another from answering
 _PAUSES = (2e-5, 1e-3)  # the shortest and the longest
 
 
@@ -21,8 +22,8 @@ class Task:
     """One operation. Whoever looks advances it: the caller in `wait`, or the progress thread."""
 
     __slots__ = (
-        "_finish", "_keep", "_lock", "_requests", "_started", "_statuses", "done", "error", "listeners",
-        "peers", "timeout", "what",
+        "_finish", "_keep", "_lock", "_requests", "_started", "_statuses", "done", "error",
+        "listeners", "peers", "timeout", "what",
     )  # fmt: skip
 
     def __init__(
@@ -98,15 +99,15 @@ class Task:
     def _wait(self, timeout: float) -> None:
         """Busily at first, since most waits are short; then with pauses, in proportion."""
         crowded = world().crowded
-        started = time.monotonic()
+        for _ in range(0 if crowded else _LOOKS):
+            if self.poll():
+                return
+        started = looked = time.monotonic()
         busy = started + (_CROWDED if crowded else _BUSY)
-        while (now := time.monotonic()) < busy:
-            for _ in range(16):
-                if self.poll():
-                    return
-                if crowded:
-                    os.sched_yield()
-        looked = now
+        while time.monotonic() < busy:
+            if self.poll():
+                return
+            os.sched_yield()
         while not self.poll():
             now = time.monotonic()
             time.sleep(min(max((now - started) / 32, _PAUSES[0]), _PAUSES[1]))
@@ -115,7 +116,7 @@ class Task:
                 self._check(now - started, timeout)
 
     def check(self) -> None:
-        """For what only listeners wait for: let them hear of a peer's end, or of too long a wait."""
+        """For what only listeners wait for: they hear of a peer's end, or of too long a wait."""
         try:
             self._check(time.monotonic() - self._started, self.timeout)
         except LaunchError as error:

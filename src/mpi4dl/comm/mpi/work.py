@@ -29,7 +29,8 @@ class MpiWork(dist.Work):
         self.task.wait(timeout.total_seconds())
         return True
 
-    synchronize = wait
+    def synchronize(self) -> None:
+        self.wait()
 
     def is_completed(self) -> bool:
         return self.task.poll()
@@ -74,10 +75,10 @@ class Together(dist.Work):
         self._works = works
 
     def wait(self, timeout: timedelta = _UNSET) -> bool:
-        return all([work.wait(timeout) for work in self._works])
+        return all(work.wait(timeout) for work in self._works)
 
     def is_completed(self) -> bool:
-        return all([work.is_completed() for work in self._works])
+        return all(work.is_completed() for work in self._works)
 
     def result(self) -> list[Any]:
         return [work.result() for work in self._works]

@@ -6,16 +6,18 @@ import atexit
 import os
 import platform
 import socket
+import time
 from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
-import torch.distributed as dist
+from torch.distributed import Store  # type: ignore[attr-defined]
 
 from ..shared_memory import machine, runs
 from .library import mpi
 
 _LOOPBACK = "127.0.0.1"
+_GRACE = 2.0  # seconds in which the other ranks can say what they wait for
 
 
 class World:
@@ -33,7 +35,7 @@ class World:
         self._visible = self.neighbours if sees_processes else frozenset()
         usable = {core for cores in local.values() for core in cores}
         self.crowded = len(local) > (len(usable) or os.cpu_count() or 1)
-        self._stores: list[dist.Store] = []
+        self._stores: list[Store] = []
         self.broken = False
 
     def group(self, ranks: Iterable[int]) -> Any:
@@ -44,7 +46,7 @@ class World:
         finally:
             members.Free()
 
-    def attend(self, store: dist.Store) -> None:
+    def attend(self, store: Store) -> None:
         """Where ranks leave word that they have ended, although their process may still be there.
 
         Whoever leaves the program waits in MPI_Finalize for the others, and looks alive.
@@ -75,6 +77,7 @@ class World:
             except RuntimeError:
                 continue
         if self.broken:
+            time.sleep(_GRACE)
             self.comm.Abort(1)
 
 
