@@ -31,13 +31,13 @@ def silent(waiting):
 
 
 def sends_more(waiting):
-    dist.send(torch.ones(5), 0, tag=3)
-    time.sleep(60)
+    for peer in (0, 2):
+        dist.send(torch.ones(5), peer, tag=3)
 
 
 def sends_less(waiting):
-    dist.send(torch.ones(3), 0, tag=3)
-    time.sleep(60)
+    for peer in (0, 2):
+        dist.send(torch.ones(3), peer, tag=3)
 
 
 def receiving(size):
@@ -67,6 +67,7 @@ def main():
     dist.barrier()
     if rank == 1:
         ending(waiting)
+        return
     begun = time.monotonic()
     try:
         waiting(size)

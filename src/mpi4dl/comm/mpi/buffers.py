@@ -28,13 +28,13 @@ def typed(tensor: Tensor) -> list[Any]:
 
 
 def is_ready(tensor: Tensor) -> bool:
-    """Whether MPI can take it as it lies."""
-    return tensor.is_contiguous() and (tensor.device.type == "cpu" or reads_gpus())
+    """Whether MPI can take it as it lies, at once."""
+    return tensor.is_contiguous() and tensor.is_cpu
 
 
 def outgoing(tensor: Tensor) -> Tensor:
     """What MPI reads in its place."""
-    if tensor.device.type == "cpu":
+    if tensor.is_cpu:
         return tensor.detach().contiguous()
     if reads_gpus():
         return settled(tensor.detach().contiguous())
@@ -44,9 +44,9 @@ def outgoing(tensor: Tensor) -> Tensor:
 def incoming(tensor: Tensor) -> tuple[Tensor, Finish | None]:
     """What MPI writes in its place, and what then brings it there."""
     settled(tensor)  # what was begun with the old contents must be done with them
-    if is_ready(tensor):
+    if tensor.is_contiguous() and (tensor.is_cpu or reads_gpus()):
         return tensor, None
-    if tensor.device.type == "cpu" or reads_gpus():
+    if tensor.is_cpu or reads_gpus():
         arriving = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
     else:
         arriving = _pinned(tensor)

@@ -23,11 +23,83 @@ from .reductions import reduction
 from .task import Task
 from .world import world
 
-_KEPT = 4096  # persistent requests that wait to be used again
+_KEPT = 1024  # exchanges that wait to be used again
 _LARGE = 2**15  # bytes from which a message needs both sides to advance it
 _TIMEOUT = 1800.0  # seconds, as torch.distributed has it
 _NAMES: dict[ReduceOp, str] = {"sum": "SUM", "max": "MAX", "min": "MIN"}
-_Key = tuple[bool, int, int, int]  # sent or received, with whom, from or to where, bytes
+_Key = tuple[int, ...]  # how many are received; then of every message the peer, where, and bytes
+
+
+class Exchange(Task):
+    """Messages that travel together, as often as they are started; received ones come first."""
+
+    __slots__ = ("_bytes", "_expected", "_start_all", "key", "large")
+
+    def __init__(
+        self,
+        key: _Key,
+        requests: list[Any],
+        ranks: Sequence[int],
+        expected: Sequence[int],
+        largest: int,
+        timeout: float,
+    ) -> None:
+        super().__init__(self._named_after_peers, requests, ranks, timeout, self._check_sizes)
+        self.key, self._expected = key, expected
+        self._start_all, self._bytes = mpi().Prequest.Startall, mpi().BYTE
+        self.large = largest >= _LARGE
+
+    def start(self, keep: Sequence[Tensor]) -> None:
+        self._keep, self.done, self.awaited = keep, False, False
+        self._start_all(self._requests)
+        if self.large:
+            progress().add(self)
+
+    def free(self) -> None:
+        for request in self._requests:
+            request.Free()
+
+    def _let_go(self) -> None:
+        self._keep = None
+
+    def _named_after_peers(self) -> str:
+        return f"exchange with ranks {sorted(set(self.peers))}"
+
+    def _check_sizes(self, statuses: list[Any]) -> None:
+        for expected, status, peer in zip(self._expected, statuses, self.peers, strict=False):
+            sent = status.Get_count(self._bytes)
+            if sent != expected:
+                raise RuntimeError(
+                    f"rank {world().rank} expects {expected} bytes from rank {peer}, which sent "
+                    f"{sent}: the ranks do not run the same program on tensors of the same shapes"
+                )
+
+
+class Started:
+    """An exchange under way. It may be started again when it has been waited for."""
+
+    __slots__ = ("_exchange", "_kept", "_staged")
+
+    def __init__(
+        self, exchange: Exchange, kept: dict[_Key, Exchange], staged: Sequence[Any]
+    ) -> None:
+        self._exchange: Exchange | None = exchange
+        self._kept, self._staged = kept, staged
+
+    def wait(self) -> None:
+        exchange, kept = self._exchange, self._kept
+        if exchange is None:
+            return
+        exchange.wait()
+        self._exchange = None
+        for bring in self._staged:
+            bring()
+        if exchange.key in kept:  # the same was under way twice
+            exchange.free()
+        else:
+            kept[exchange.key] = exchange
+        if len(kept) > _KEPT:
+            kept.pop(next(iter(kept))).free()
 
 
 class MpiCommunicator:
@@ -38,17 +110,13 @@ class MpiCommunicator:
         self.rank, self.size = self.ranks.index(world().rank), len(self.ranks)
         self._comm = world().group(self.ranks)
         self._timeout = timeout
-        self._requests: dict[_Key, Any] = {}
-        self._start_all = mpi().Prequest.Startall
-        self._bytes = mpi().BYTE
+        self._exchanges: dict[_Key, Exchange] = {}
         self._subgroups: dict[tuple[tuple[int, ...], str], MpiCommunicator] = {}
         atexit.register(self._release)
 
     def subgroup(self, ranks: Sequence[int], use: str = "") -> Communicator | None:
-        if self.rank not in ranks:
-            return None
-        if len(ranks) == 1:
-            return SERIAL
+        if self.rank not in ranks or len(ranks) == 1:
+            return SERIAL if self.rank in ranks else None
         key = (tuple(ranks), use)
         if key not in self._subgroups:
             self._subgroups[key] = MpiCommunicator([self.ranks[r] for r in ranks], self._timeout)
@@ -57,65 +125,29 @@ class MpiCommunicator:
     def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Pending:
         if not sends and not receives:
             return Done()
-        keep, keys, staged, largest = [], [], [], 0
+        key, keep, staged = [len(receives)], [], []
         for peer, tensor in receives:
-            written, bring = (tensor, None) if is_ready(tensor) else incoming(tensor)
-            if bring is not None:
-                staged.append(bring)
-            keys.append((False, peer, written.data_ptr(), written.nbytes))
-            keep.append(written)
+            if not is_ready(tensor):
+                tensor, bring = incoming(tensor)
+                staged += [bring] if bring else []
+            key += (peer, tensor.data_ptr(), tensor.nbytes)
+            keep.append(tensor)
         for peer, tensor in sends:
-            read = outgoing(tensor)
-            keys.append((True, peer, read.data_ptr(), read.nbytes))
-            keep.append(read)
-            largest = max(largest, read.nbytes)
-        requests = [self._request(key, tensor) for key, tensor in zip(keys, keep, strict=True)]
-        count = len(receives)
+            if not is_ready(tensor):
+                tensor = outgoing(tensor)
+            key += (peer, tensor.data_ptr(), tensor.nbytes)
+            keep.append(tensor)
+        known = tuple(key)
+        exchange = self._exchanges.pop(known, None) or self._new(known, keep)
+        exchange.start(keep)
+        return Started(exchange, self._exchanges, staged)
 
-        def finish(statuses: list[Any]) -> None:
-            for key, status in zip(keys[:count], statuses, strict=False):
-                self._check(key, status)
-            for bring in staged:
-                bring()
-            self._put_back(keys, requests)
-
-        def what() -> str:
-            return f"exchange with ranks {sorted({self.ranks[key[1]] for key in keys})}"
-
-        peers = [self.ranks[key[1]] for key in keys]
-        self._start_all(requests)
-        task = Task(what, requests, peers, self._timeout, finish, keep)
-        if largest >= _LARGE:
-            progress().add(task)
-        return task
-
-    def _request(self, key: _Key, tensor: Tensor) -> Any:
-        """One that is not under way: removed from those kept until it is over."""
-        request = self._requests.pop(key, None)
-        if request is not None:
-            return request
-        sent, peer, _, _ = key
-        make = self._comm.Send_init if sent else self._comm.Recv_init
-        return make(memory(tensor), peer)
-
-    def _put_back(self, keys: Sequence[_Key], requests: Sequence[Any]) -> None:
-        kept = self._requests
-        for key, request in zip(keys, requests, strict=True):
-            if key in kept:  # the same was under way twice
-                request.Free()
-            else:
-                kept[key] = request
-        while len(kept) > _KEPT:
-            kept.pop(next(iter(kept))).Free()
-
-    def _check(self, key: _Key, status: Any) -> None:
-        _, peer, _, expected = key
-        sent = status.Get_count(self._bytes)
-        if sent != expected:
-            raise RuntimeError(
-                f"rank {self.rank} expects {expected} bytes from rank {peer}, which sent {sent}: "
-                "the ranks do not run the same program on tensors of the same shapes"
-            )
+    def _new(self, key: _Key, keep: Sequence[Tensor]) -> Exchange:
+        peers, sizes, count = key[1::3], key[3::3], key[0]
+        make = [self._comm.Recv_init] * count + [self._comm.Send_init] * (len(peers) - count)
+        requests = [m(memory(t), p) for m, t, p in zip(make, keep, peers, strict=True)]
+        ranks = [self.ranks[peer] for peer in peers]
+        return Exchange(key, requests, ranks, sizes[:count], max(sizes), self._timeout)
 
     def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> None:
         self._all_reduced(tensor, op).wait()
@@ -143,9 +175,9 @@ class MpiCommunicator:
 
     def _release(self) -> None:
         """At exit: MPI complains of requests that nobody freed."""
-        for request in self._requests.values():
-            request.Free()
-        self._requests.clear()
+        for exchange in self._exchanges.values():
+            exchange.free()
+        self._exchanges.clear()
 
     def __repr__(self) -> str:
         return f"MpiCommunicator(rank {self.rank} of {self.size})"

@@ -68,7 +68,7 @@ class Progress:
             self._checked = now
         for _ in range(len(self._tasks)):
             task = self._tasks.popleft()
-            if task.poll():
+            if task.awaited or task.poll():
                 continue
             self._tasks.append(task)
             if doubtful and task.listeners:

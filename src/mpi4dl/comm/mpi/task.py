@@ -12,7 +12,7 @@ from ...errors import LaunchError
 from .library import mpi
 from .world import world
 
-_LOOKS = 200  # without a word to the system, where every rank has a core
+_LOOKS = 1000  # without a word to the system, where every rank has a core
 _BUSY = 0.01  # seconds of looking without a pause
 _CROWDED = 0.0005  # where ranks share cores, and whoever looks keeps another from answering
 _PAUSES = (2e-5, 1e-3)  # the shortest and the longest
@@ -22,8 +22,8 @@ class Task:
     """One operation. Whoever looks advances it: the caller in `wait`, or the progress thread."""
 
     __slots__ = (
-        "_finish", "_keep", "_lock", "_requests", "_started", "_statuses", "done", "error",
-        "listeners", "peers", "timeout", "what",
+        "_finish", "_keep", "_lock", "_requests", "_started", "_statuses", "_test",
+        "awaited", "done", "error", "listeners", "peers", "timeout", "what",
     )  # fmt: skip
 
     def __init__(
@@ -41,10 +41,12 @@ class Task:
         """
         self.what, self.peers, self.timeout = what, peers, timeout
         self._requests, self._finish, self._keep = requests, finish, keep
-        self._statuses = [mpi().Status() for _ in requests] if finish else None
+        self._statuses = [mpi().Status() for _ in requests]
+        self._test = mpi().Request.Testall
         self._lock = threading.Lock()
         self._started = time.monotonic()
         self.done = False
+        self.awaited = False  # by a caller, who looks more often than anybody else could
         self.error: BaseException | None = None
         self.listeners: list[Callable[[], None]] = []
 
@@ -55,9 +57,9 @@ class Task:
         if not self._lock.acquire(blocking=False):
             return False  # another thread looks
         try:
-            if not self.done and mpi().Request.Testall(self._requests, self._statuses):
+            if not self.done and self._test(self._requests, self._statuses):
                 if self._finish is not None:
-                    self._finish(self._statuses or [])
+                    self._finish(self._statuses)
                 self._over()
         except BaseException as error:
             self._over(self._named(error))
@@ -69,6 +71,9 @@ class Task:
         if not isinstance(error, mpi().Exception):
             return error
         world().give_up()
+        codes = [status.Get_error() for status in self._statuses]
+        if error.Get_error_class() == mpi().ERR_IN_STATUS:
+            error = next((mpi().Exception(code) for code in codes if code), error)
         named = LaunchError(f"{self.what()} failed on rank {world().rank}: {error}")
         named.__cause__ = error
         return named
@@ -76,11 +81,14 @@ class Task:
     def _over(self, error: BaseException | None = None) -> None:
         self.error = error
         if error is None:  # otherwise MPI may still write to what is kept
-            self._requests, self._finish, self._keep = [], None, None
+            self._let_go()
         self.done = True
         for listener in self.listeners:
             listener()
         self.listeners.clear()
+
+    def _let_go(self) -> None:
+        self._requests, self._finish, self._keep = [], None, None
 
     def when_over(self, listener: Callable[[], None]) -> None:
         with self._lock:
@@ -91,6 +99,7 @@ class Task:
 
     def wait(self, timeout: float | None = None) -> None:
         """Until it is over; its error is raised here, as is a peer's end, or too long a wait."""
+        self.awaited = True
         if not self.poll():
             self._wait(timeout or self.timeout)
         if self.error is not None:

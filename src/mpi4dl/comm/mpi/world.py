@@ -8,6 +8,7 @@ import platform
 import socket
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
@@ -71,14 +72,12 @@ class World:
 
     def leave(self) -> None:
         """At exit: say farewell; where communication has failed, end the whole job."""
-        for store in self._stores[-1:]:
-            try:
-                store.set(_farewell(self.rank), "")
-            except RuntimeError:
-                continue
         if self.broken:
             time.sleep(_GRACE)
             self.comm.Abort(1)
+        for store in self._stores[-1:]:
+            with suppress(RuntimeError):  # the store's home is gone
+                store.set(_farewell(self.rank), "")
 
 
 def _farewell(rank: int) -> str:
