@@ -104,9 +104,9 @@ def communicator(group: dist.ProcessGroup | None = None) -> Communicator:
 
 
 def _of_tiles(group: dist.ProcessGroup) -> Communicator:
-    ranks = dist.get_process_group_ranks(group)
     if mpi.serves(group):
-        return mpi.connect(ranks)
+        return mpi.connect(group)
+    ranks = dist.get_process_group_ranks(group)
     finding = ProcessGroupCommunicator(group, ranks, _connected)
     near = on_one_machine(finding)
     if near is not finding or len(ranks) == 1:

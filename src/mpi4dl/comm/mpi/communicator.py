@@ -25,7 +25,6 @@ from .world import world
 
 _KEPT = 1024  # exchanges that wait to be used again
 _LARGE = 2**15  # bytes from which a message needs both sides to advance it
-_TIMEOUT = 1800.0  # seconds, as torch.distributed has it
 _NAMES: dict[ReduceOp, str] = {"sum": "SUM", "max": "MAX", "min": "MIN"}
 _Key = tuple[int, ...]  # how many are received; then of every message the peer, where, and bytes
 
@@ -105,7 +104,8 @@ class Started:
 class MpiCommunicator:
     """Some of MPI's ranks, in the order of `ranks`. Made by all of them together."""
 
-    def __init__(self, ranks: Sequence[int], timeout: float = _TIMEOUT) -> None:
+    def __init__(self, ranks: Sequence[int], timeout: float) -> None:
+        """`timeout` is in seconds, and for every wait."""
         self.ranks = tuple(ranks)
         self.rank, self.size = self.ranks.index(world().rank), len(self.ranks)
         self._comm = world().group(self.ranks)

@@ -40,7 +40,7 @@ class MpiProcessGroup(dist.ProcessGroup):
         super().__init__(self.ranks.index(world().rank), len(self.ranks))  # type: ignore[call-arg]
         self._store = store
         self.comm = world().group(self.ranks)
-        self._timeout = timeout.total_seconds()
+        self.timeout = timeout.total_seconds()
         self._name = self._description = ""
         self._coalesced: list[MpiWork] | None = None
 
@@ -85,7 +85,7 @@ class MpiProcessGroup(dist.ProcessGroup):
         return self._store
 
     def set_timeout(self, timeout: timedelta) -> None:
-        self._timeout = timeout.total_seconds()
+        self.timeout = timeout.total_seconds()
 
     def shutdown(self) -> None:
         if self.comm is not None and not world().broken:
@@ -129,7 +129,7 @@ class MpiProcessGroup(dist.ProcessGroup):
             work.source = self.ranks[statuses[0].Get_source()]
 
         request = self.comm.Irecv(memory(written), source, tag)
-        task = Task(what, [request], peers, self._timeout, finish, (written, tensor))
+        task = Task(what, [request], peers, self.timeout, finish, (written, tensor))
         work = self._handed(MpiWork(task, [tensor]))
         return work
 
@@ -235,7 +235,7 @@ class MpiProcessGroup(dist.ProcessGroup):
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False
     ) -> None:
         """Rank 0 says who did not come in time. torch.distributed's own function asks for Gloo."""
-        seconds = timeout.total_seconds() if timeout else self._timeout
+        seconds = timeout.total_seconds() if timeout else self.timeout
         monitored_barrier(self.comm, self.ranks, seconds, wait_all_ranks)
 
     # ── several as one ───────────────────────────────────────────────────────────────────────────
@@ -274,7 +274,7 @@ class MpiProcessGroup(dist.ProcessGroup):
         opts: Any = None,
     ) -> MpiWork:
         limit = getattr(opts, "timeout", None)
-        seconds = limit.total_seconds() if limit and limit > timedelta(0) else self._timeout
+        seconds = limit.total_seconds() if limit and limit > timedelta(0) else self.timeout
         others = self.ranks if peers is None else peers
         return self._handed(MpiWork(Task(what, requests, others, seconds, finish, keep), outputs))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch.distributed as dist
@@ -50,11 +49,11 @@ def serves(group: dist.ProcessGroup) -> bool:
     return isinstance(group, MpiProcessGroup)
 
 
-def connect(ranks: Sequence[int]) -> Communicator:
-    """For tiles on these ranks of MPI's world. They all call it; nobody else has to."""
+def connect(group: Any) -> Communicator:
+    """For tiles on the ranks of a group that this backend `serves`. They all call it; they suffice."""
     from .communicator import MpiCommunicator
 
-    return MpiCommunicator(ranks) if len(ranks) > 1 else SERIAL
+    return MpiCommunicator(group.ranks, group.timeout) if group.size() > 1 else SERIAL
 
 
 def _new_group(options: Any, _: Any) -> dist.ProcessGroup:

@@ -10,12 +10,13 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from functools import lru_cache
-from typing import Any
-
-from torch.distributed import Store  # type: ignore[attr-defined]
+from typing import TYPE_CHECKING, Any
 
 from ..shared_memory import machine, runs
 from .library import mpi
+
+if TYPE_CHECKING:
+    from torch.distributed import Store  # type: ignore[attr-defined]
 
 _LOOPBACK = "127.0.0.1"
 _GRACE = 2.0  # seconds in which the other ranks can say what they wait for
