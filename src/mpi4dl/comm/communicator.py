@@ -1,6 +1,7 @@
 """What training needs from a group of ranks: exchange, all-reduce, all-gather. Nothing else.
 
-Three implementations: `Serial` (one process), `ProcessGroupCommunicator` (torch.distributed) and
+Implementations: `Serial` (one process), `ProcessGroupCommunicator` (torch.distributed),
+`NeighbourCommunicator` (shared memory of one machine), `MpiCommunicator` (MPI directly) and
 `ThreadCommunicator` (ranks that are threads of one process, for tests and for looking around).
 """
 
@@ -43,8 +44,8 @@ class Communicator(Protocol):
     def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Pending:
         """Begin to send and receive. At most one message for each pair of ranks and direction.
 
-        What is sent may change as soon as this returns, unless the transport is NCCL or Gloo:
-        there, when the wait is over. Exchanges may be waited for in any order.
+        What is sent may change as soon as this returns, unless the transport is NCCL, Gloo or
+        MPI: there, when the wait is over. Exchanges may be waited for in any order.
         """
         ...
 
