@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge, Node
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from ..comm.exchange import backward_wants
 
@@ -88,7 +88,7 @@ class _Graph:
 
     def __init__(self, roots: Sequence[GradientEdge], inputs: Sequence[Tensor]) -> None:
         self.roots = [root.node for root in roots]
-        targets = {torch.autograd.graph.get_gradient_edge(x).node for x in inputs}  # each leaf's own
+        targets = {get_gradient_edge(x).node for x in inputs}  # each leaf's own
         self.on_the_way: set[Node] = set()
         self.beside: dict[Node, list[Tensor]] = {}
         """For each node on the way, the parameters that are reached by leaving the way there."""
