@@ -19,8 +19,11 @@ import mpi4dl
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "mpi4dl"
 
-FLOORS = ("errors", "geometry", "schedule", "comm", "spatial", "pipeline", "mpi4dl")
-"""Bottom-up: a module imports from its own floor and from those before it. `mpi4dl` is the roof."""
+FLOORS = (
+    *("errors", "geometry", "schedule", "comm", "spatial", "pipeline", "mpi4dl", "cli", "__main__"),
+)
+"""Bottom-up: a module imports from its own floor and from those before it. `mpi4dl`, the public
+names, is the roof, and the command stands on it."""
 
 PURE = ("errors", "geometry", "schedule")
 """Plain Python: what they say can be asked, tested and printed without a tensor or a process."""

@@ -67,7 +67,7 @@ def test_a_pytorch_without_distributed_is_refused(launched, monkeypatch):
     ("variables", "rank"), [({"RANK": "3"}, 3), ({"RANK": "7", "LOCAL_RANK": "2"}, 2)]
 )
 def test_more_ranks_than_gpus_are_refused(launched, monkeypatch, variables, rank):
-    launched(**{**COMPLETE, **variables})
+    launched(**{**COMPLETE, "WORLD_SIZE": "8", **variables})
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     message = f"local rank {rank} has no GPU: this machine shows 2.*MPI4DL_BACKEND=gloo"
@@ -82,7 +82,7 @@ def test_more_ranks_than_gpus_are_refused(launched, monkeypatch, variables, rank
         (1, None, None, "nccl"),
         (1, None, "gloo", "gloo"),
         (1, "gloo", "nccl", "gloo"),
-        (0, "mpi", None, "mpi"),
+        (0, "fake", None, "fake"),
     ],
 )
 def test_the_backend_is_the_one_asked_for_or_fits_the_machine(
@@ -99,6 +99,7 @@ def test_the_backend_is_the_one_asked_for_or_fits_the_machine(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.setattr(dist, "init_process_group", formed)
+    monkeypatch.setattr(dist, "is_backend_available", lambda name: True)
     with pytest.raises(FormedError, match=f"^{backend}$"):
         mpi4dl.init(asked)
 

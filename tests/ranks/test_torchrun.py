@@ -53,6 +53,12 @@ def test_training_gives_the_gradients_of_one_process(ranks):
     assert "all equal" in run.stdout
 
 
+def test_pipelines_have_the_gradients_of_one_process():
+    run = torchrun(4, "tests/ranks/pipelines.py", "cpu")
+    assert run.returncode == 0, run.stdout[-5000:] + run.stderr[-5000:]
+    assert "18 plans on cpu: all equal to one process" in run.stdout
+
+
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize("transport", ["shared", "gloo"])
 def test_messages_arrive(transport, ranks, monkeypatch):

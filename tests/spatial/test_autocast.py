@@ -31,6 +31,15 @@ FUNCTIONS = {
     "many adaptive averages": lambda x: F.adaptive_avg_pool2d(x, 5),
     "adaptive maximum": lambda x: F.adaptive_max_pool2d(x, 2),
     "local_response_norm": lambda x: F.local_response_norm(x, 3),
+    "reflect": lambda x: F.pad(x, (1, 2, 2, 1), mode="reflect"),
+    "replicate": lambda x: F.pad(x, (0, 0, 2, 1), "replicate"),
+    "circular": lambda x: F.pad(x, (1, 2, 2, 1), mode="circular"),
+    "linear over all pixels": lambda x: F.linear(
+        x.flatten(1), torch.ones(3, 192, dtype=x.dtype, device=x.device), x.new_ones(3)
+    ),
+    "addmm": lambda x: torch.addmm(
+        x.new_ones(3), x.movedim(1, -1).reshape(-1, 4), x.new_ones(4, 3), beta=0.5
+    ),
 }
 
 

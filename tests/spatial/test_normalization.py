@@ -199,3 +199,11 @@ def test_a_constant_image_in_channels_last_whose_batch_is_split():
     image = rand(3, 4, 9, 7).to(memory_format=torch.channels_last)
     module = nn.InstanceNorm2d(4, affine=True)
     assert_exact(module, Constant(image), grid=(2,), dims=(0,))
+
+
+def test_the_responses_of_integers_are_those_of_one_process():
+    image = torch.arange(2 * 4 * 63).view(2, 4, 7, 9)
+    for grid in [(2, 2), (8, 1)]:
+        norm = nn.LocalResponseNorm(3, alpha=0.1)
+        # In float32, whose powers are rounded by where in memory a number lies.
+        torch.testing.assert_close(on_tiles(norm, [image], grid).outputs[0], norm(image))

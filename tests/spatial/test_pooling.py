@@ -128,3 +128,14 @@ def test_indices_are_refused(pool):
 def test_integer_tiles():
     image = torch.arange(2 * 63).view(1, 2, 7, 9)
     assert_exact(lambda x: F.max_pool2d(x.float(), 2).long(), image, grid=(2, 2))
+
+
+@pytest.mark.parametrize("kind", [nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d])
+@pytest.mark.parametrize("size", [1, 2, 8])
+def test_adaptive_pooling_of_integers_is_refused_as_in_one_process(kind, size):
+    """Their averages would be rounded to zero."""
+    image = torch.arange(2 * 99).view(1, 2, 9, 11)
+    with pytest.raises((NotImplementedError, RuntimeError)):
+        kind(size)(image)
+    for grid in [(2, 2), (10, 1)]:
+        assert_refused(kind(size), image, grid=grid, error=(NotImplementedError, RuntimeError))

@@ -33,10 +33,10 @@ class Communicator(Protocol):
     def size(self) -> int: ...
     def __hash__(self) -> int: ...
 
-    def subgroup(self, ranks: Sequence[int], use: str = "") -> Communicator:
-        """Some of the ranks, in this order. Collective for them alone; made once, then kept.
+    def subgroup(self, ranks: Sequence[int], use: str = "") -> Communicator | None:
+        """Some of the ranks, in this order; None for the others. Every rank makes the same calls.
 
-        Messages for another `use` do not mix with these, in whatever order they are sent.
+        Made once, then kept. Messages for another `use` never mix with these.
         """
         ...
 

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .communicator import Communicator, Done, Message, Pending, ReduceOp
+from .communicator import SERIAL, Communicator, Done, Message, Pending, ReduceOp
 from .process_group import ProcessGroupCommunicator
 from .shared_memory import Neighbour, PostOffice, Wait, machine, supported
 
@@ -58,24 +58,38 @@ class NeighbourCommunicator:
     """The ranks of a process group that all run on this machine. Made by `on_one_machine`."""
 
     def __init__(
-        self,
-        processes: ProcessGroupCommunicator,
-        office: PostOffice,
-        offices: Sequence[tuple[int, int]],
+        self, rank: int, size: int, office: PostOffice, offices: Sequence[tuple[int, int]]
     ) -> None:
-        self._processes = processes
-        self.rank, self.size = processes.rank, processes.size
+        self.rank, self.size = rank, size
         self._office = office
         self._others = {
             rank: Neighbour(process, file, self.size, rank, self.rank)
             for rank, (process, file) in enumerate(offices)
             if rank != self.rank
         }
+        self._subgroups: dict[tuple[tuple[int, ...], str], NeighbourCommunicator] = {}
         crowded = self.size > len(os.sched_getaffinity(0))
         self._wait = Wait(crowded, lambda peer: self._others[peer].alive())
 
-    def subgroup(self, ranks: Sequence[int], use: str = "") -> Communicator:
-        return self._processes.subgroup(ranks, use)
+    def subgroup(self, ranks: Sequence[int], use: str = "") -> Communicator | None:
+        if self.rank not in ranks:
+            return None
+        if len(ranks) == 1:
+            return SERIAL
+        key = (tuple(ranks), use)
+        if key not in self._subgroups:
+            self._subgroups[key] = self._connected(ranks)
+        return self._subgroups[key]
+
+    def _connected(self, ranks: Sequence[int]) -> NeighbourCommunicator:
+        """Nobody else has to know of it: its members tell each other where their offices are."""
+        office = PostOffice(len(ranks))
+        address = torch.tensor([os.getpid(), office.file])
+        offices = {rank: torch.empty_like(address) for rank in ranks if rank != self.rank}
+        self.start([(rank, address) for rank in offices], list(offices.items())).wait()
+        offices[self.rank] = address
+        in_order = [(int(p), int(f)) for p, f in (offices[rank].tolist() for rank in ranks)]
+        return NeighbourCommunicator(ranks.index(self.rank), len(ranks), office, in_order)
 
     def expect(self, peer: int) -> int:
         """The number of the next message from `peer`."""
@@ -177,7 +191,7 @@ def on_one_machine(comm: ProcessGroupCommunicator) -> Communicator:
     made: NeighbourCommunicator | None = None
     if office is not None and bool((table[:, 0] == here).all()):
         kept, offices = office, [(process, file) for _, process, file in table.tolist()]
-        made = _attempt(lambda: NeighbourCommunicator(comm, kept, offices))
+        made = _attempt(lambda: NeighbourCommunicator(comm.rank, comm.size, kept, offices))
     everybody = torch.tensor([made is not None], dtype=torch.int32)
     comm.all_reduce(everybody, "min")
     return made if made is not None and everybody.item() else comm

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from .communicator import Communicator, Done, Message, Pending, ReduceOp
 
-Make = Callable[[tuple[int, ...]], Communicator]
-"""From processes, in order, to their communicator. Collective for them."""
+Connect = Callable[[tuple[int, ...]], Communicator | None]
+"""From processes, in order, to their communicator; None for the others."""
 
 _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 
@@ -37,10 +37,10 @@ class _Works:
 class ProcessGroupCommunicator:
     """The ranks of a torch.distributed process group, in the order of `peers`.
 
-    Those are their numbers among all processes. `make` connects others in the same way.
+    Those are their numbers among all processes. `connect` makes a communicator of others.
     """
 
-    def __init__(self, group: dist.ProcessGroup, peers: Sequence[int], make: Make) -> None:
+    def __init__(self, group: dist.ProcessGroup, peers: Sequence[int], connect: Connect) -> None:
         self.group = group
         self.size = dist.get_world_size(group)
         # Gloo moves memory of the host only: tensors of a GPU pass through it.
@@ -49,13 +49,13 @@ class ProcessGroupCommunicator:
         self.peers = tuple(peers)
         self.rank = self.peers.index(dist.get_rank())
         self._places = [self.peers.index(peer) for peer in in_group]
-        self._make = make
-        self._subgroups: dict[tuple[tuple[int, ...], str], Communicator] = {}
+        self._connect = connect
+        self._subgroups: dict[tuple[tuple[int, ...], str], Communicator | None] = {}
 
-    def subgroup(self, ranks: Sequence[int], use: str = "") -> Communicator:
+    def subgroup(self, ranks: Sequence[int], use: str = "") -> Communicator | None:
         key = (tuple(ranks), use)
         if key not in self._subgroups:
-            self._subgroups[key] = self._make(tuple(self.peers[rank] for rank in ranks))
+            self._subgroups[key] = self._connect(tuple(self.peers[rank] for rank in ranks))
         return self._subgroups[key]
 
     def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Pending:

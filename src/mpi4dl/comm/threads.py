@@ -130,7 +130,9 @@ class ThreadCommunicator:
         """By all ranks together since the start."""
         return self._world.sent
 
-    def subgroup(self, ranks: Sequence[int], use: str = "") -> Communicator:
+    def subgroup(self, ranks: Sequence[int], use: str = "") -> Communicator | None:
+        if self.rank not in ranks:
+            return None
         if len(ranks) == 1:
             return SERIAL
         key = (tuple(ranks), use)

@@ -39,12 +39,11 @@ class Arriving:
     pieces: list[tuple[Tensor, Index]]
     pending: Pending
 
-    def wait(self) -> Tensor:
+    def wait(self) -> None:
         self.pending.wait()
         for piece, where in self.pieces:
             self.whole[where] += piece
         self.pieces.clear()
-        return self.whole
 
 
 @dataclass(frozen=True)

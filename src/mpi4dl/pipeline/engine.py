@@ -89,6 +89,7 @@ class Engine:
                 actions = step.program.part(tuple(self._setup.held))
                 last = {a.stage: a for a in actions if a.kind in (Kind.BACKWARD, Kind.WEIGHT)}
                 for action in actions:
+                    self._await(action)
                     started = time.perf_counter()
                     if last.get(action.stage) is action:
                         self._last_backward()
@@ -111,6 +112,15 @@ class Engine:
                 for statistics in self._setup.statistics.values():
                     stack.enter_context(statistics.step(count))
             yield
+
+    def _await(self, action: Action) -> None:
+        """What computing needs has arrived: waiting is no part of it."""
+        if action.kind is Kind.FORWARD and _place(action) in self._arriving:
+            for tensor in self._arriving[_place(action)][1]:
+                tensor.wait()
+        elif action.kind in (Kind.BACKWARD, Kind.INPUT):
+            for tensor in self._returning.get(_place(action), ()):
+                tensor.wait()
 
     # ── compute ──────────────────────────────────────────────────────────────────────────────
 
@@ -167,7 +177,7 @@ class Engine:
             return self._step.batch.images(samples, arrange, held.comm, self._setup.device), []
         if held.incoming is not None:
             route, arriving = self._arriving.pop(_place(action))
-            parts = [tensor.wait() for tensor in arriving]
+            parts = [tensor.whole for tensor in arriving]
             after = list(route.after)
             return entering(route.description, parts, after, after, held.comm)
         # The stage before is on the same ranks: nothing travels, but it may lie differently.
@@ -181,7 +191,8 @@ class Engine:
 
     def _before(self, action: Action) -> Work:
         """The micro-batch on the stage before, if that is on the same ranks."""
-        return self._works[_place(action.at(Kind.FORWARD, action.stage - 1))]
+        place = _place(action.at(Kind.FORWARD, action.stage - 1))
+        return self._works[place] if self._step.training else self._works.pop(place)
 
     def _backward(self, action: Action) -> None:
         self._returned(action)
@@ -197,8 +208,8 @@ class Engine:
     def _returned(self, action: Action) -> None:
         """The gradients of the outputs, if they come from other ranks."""
         if _place(action) in self._returning:
-            arrived = [tensor.wait() for tensor in self._returning.pop(_place(action))]
-            self._works[_place(action)].gradients = arrived
+            arrived = self._returning.pop(_place(action))
+            self._works[_place(action)].gradients = [tensor.whole for tensor in arrived]
 
     def _pass_back(self, action: Action, gradients: list[Tensor]) -> None:
         if self._held(action).incoming is not None:

@@ -61,11 +61,8 @@ class Setup:
         self.replica = mesh.replica(world.rank)
         own = mesh.held(world.rank)
         self.modules = {stage: stages[stage] for stage in sorted({stage for _, stage in own})}
-        groups = {
-            (ranks, use): world.subgroup(ranks, use)
-            for ranks, use in _groups_in_order(plan)
-            if world.rank in ranks
-        }
+        connected = {group: world.subgroup(*group) for group in _groups_in_order(plan)}
+        groups = {group: comm for group, comm in connected.items() if comm is not None}
         self.copies = {stage: groups[mesh.copies(stage), _GRADIENTS] for stage in self.modules}
         """All ranks that have a stage's parameters."""
         for module in self.modules.values():

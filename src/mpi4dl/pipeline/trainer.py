@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ from ..schedule import Program, Span, Timeline, lower
 from .batch import Batch
 from .engine import Engine, Step
 from .loss_scale import LossScale
+from .optimizers import MakeOptimizer, check_sharding, sharded
 from .outputs import gathered
 from .partition import partition
 from .plan import Plan
@@ -25,7 +26,6 @@ from .setup import Setup, trained
 from .whole_state import WholeState
 
 Loss = Callable[[Any, Any], Tensor]
-MakeOptimizer = Callable[[Iterable[Tensor]], torch.optim.Optimizer]
 
 
 class Trainer:
@@ -44,6 +44,7 @@ class Trainer:
     * `split_points` and `example` are those of `partition`.
     * `clip_grad_norm` limits the norm of the whole model's gradient.
     * `accumulate=k`: the optimizer steps, on the mean of k batches, at every k-th call.
+    * `shard_optimizer`: copies of a stage share out the optimizer's state (ZeRO-1).
     """
 
     def __init__(
@@ -58,12 +59,15 @@ class Trainer:
         reduction: Literal["mean", "sum"] = "mean",
         clip_grad_norm: float | None = None,
         accumulate: int = 1,
+        shard_optimizer: bool = False,
         device: torch.device | str | None = None,
     ) -> None:
         if reduction not in ("mean", "sum"):
             raise PlanError(f"reduction is {reduction!r}; it must be 'mean' or 'sum'")
         if accumulate < 1:
             raise PlanError(f"accumulate is {accumulate}; it must be at least 1")
+        if shard_optimizer:
+            check_sharding(plan, optimizer)
         world = init()
         plan.check_world(world.size)
         stages = partition(model, plan, split_points, example=example)
@@ -75,7 +79,11 @@ class Trainer:
             check_same_parameters(module, setup.copies[stage])
         self.parameters = trained(setup.modules.values())
         """Those of this rank's stages."""
-        self.optimizer = optimizer(self.parameters) if optimizer and self.parameters else None
+        self.optimizer: torch.optim.Optimizer | None = None
+        if optimizer is not None and shard_optimizer:
+            self.optimizer = sharded(optimizer, self.parameters, setup)
+        elif optimizer is not None and self.parameters:
+            self.optimizer = optimizer(self.parameters)
         self._loss, self._mean, self._clip = loss, reduction == "mean", clip_grad_norm
         self._accumulate, self._waiting = accumulate, 0
         self._scale = LossScale(enabled=plan.precision == "fp16")

@@ -41,6 +41,8 @@ def covering(n: int, m: int) -> TableWindow:
 
 def _sizes(func: Any, x: Tile, output_size: OutputSize) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Sizes before and after, over the pooled dimensions."""
+    if not x.is_floating_point():
+        raise NotImplementedError(f"{func.__name__} is not implemented for {x.dtype}")
     count = int(func.__name__.split("pool")[1][0])
     check_ordinary(func, x, tuple(range(-count, 0)), channels=False)
     before = tuple(x.global_shape[-count:])

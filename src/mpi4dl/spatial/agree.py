@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from ..comm.communicator import Communicator
-from ..errors import LayoutMismatch
+from ..errors import LayoutMismatch, Mpi4dlError
 from .placement import Placement
 
+T = TypeVar("T")
+
 _TEXT = 240
+_KINDS = (RuntimeError, ValueError)
 
 
 def check_same_on_all_ranks(
@@ -55,3 +60,30 @@ def check_same_on_all_ranks(
             f"{what}: the ranks do not agree: rank 0 has {shown[0]}; rank {other} has "
             f"{shown[other]}. Every rank must call it with tensors of the same kind"
         )
+
+
+def raised_together(compute: Callable[[], T], device: torch.device, comm: Communicator) -> T:
+    """What `compute` returns. PyTorch's error on one rank, whose pixels it refuses, is one on all.
+
+    For functions that look at values, and do not communicate. One number is reduced.
+    """
+    if comm.size == 1 or device.type == "meta":
+        return compute()
+    problem: Exception | None = None
+    try:
+        result = compute()
+    except Mpi4dlError:  # decided from what all ranks know
+        raise
+    except _KINDS as error:
+        problem = error
+    failed = torch.tensor(float(problem is not None), device=device)
+    comm.all_reduce(failed, "max")
+    if failed == 0:
+        return result
+    note = bytes(_TEXT + 1)
+    if problem is not None:
+        kind = 1 + isinstance(problem, ValueError)
+        note = bytes([kind]) + str(problem).encode()[:_TEXT].ljust(_TEXT)
+    notes = comm.all_gather(torch.tensor(list(note), dtype=torch.uint8, device=device)).cpu()
+    first = next(bytes(row.tolist()) for row in notes if row[0])
+    raise _KINDS[first[0] - 1](first[1:].decode(errors="replace").strip()) from problem

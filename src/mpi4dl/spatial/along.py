@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .agree import raised_together
 from .elementwise import placed_together
 from .placement import Placement
 from .reductions import Dims, count_of, is_cut, negative_dims, widened
@@ -43,6 +44,9 @@ def softmax(
         dim = 0 if input.ndim in (0, 1, 3) else 1
     dims = negative_dims(input, dim)
     name = func.__name__.removeprefix("special_")
+    if not (input.is_floating_point() if dtype is None else dtype.is_floating_point):
+        # A rank without pixels would not notice, and one that exponentiates by itself neither.
+        raise NotImplementedError(f"{name} is not implemented for {dtype or input.dtype}")
     if not is_cut(input, dims):
         with no_intercept():
             keywords = {} if dtype is None else {"dtype": dtype}
@@ -110,6 +114,10 @@ def along_dimension(func: Any, input: Tile, *args: Any, **kwargs: Any) -> Any:
     with no_intercept():
         if func.__name__ == "quantile" and not input.numel():
             result = _quantile_of_nothing(func, alias(input), negative, *args, **kwargs)
+        elif func.__name__ == "gather":  # an index that is out of bounds lies on some rank
+            result = raised_together(
+                lambda: func(input, *args, **kwargs), input.device, placement.comm
+            )
         else:
             result = func(input, *args, **kwargs)
         first = result if isinstance(result, Tensor) else result[0]

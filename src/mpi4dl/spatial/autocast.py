@@ -15,11 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from . import along, extremes, normalization, reductions, resize
+from . import along, extremes, normalization, pad, reductions, resize
 from .registry import HANDLERS, Handler, named, spatial_op
 from .tile import Tile
 
-_MODULES = (along, extremes, normalization, reductions, resize)
+_MODULES = (along, extremes, normalization, pad, reductions, resize)
 """Their rules must be there before they are given the dtype that autocast would choose."""
 
 _PROBES: dict[str, Callable[..., Tensor]] = {
@@ -33,7 +33,18 @@ _PROBES: dict[str, Callable[..., Tensor]] = {
     "layer_norm": lambda x: F.layer_norm(x, x.shape[-1:]),
     "group_norm": lambda x: F.group_norm(x, 1),
     "interpolate": lambda x, mode: F.interpolate(x, scale_factor=2, mode=mode),
+    "pad": lambda x, mode: F.pad(x, [1] * int(mode.split()[1]), mode.split()[0]),
 }
+
+
+def _mode(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """Which of several kernels is meant, where the dtype depends on that."""
+    if name == "interpolate":
+        return str(kwargs.get("mode", "nearest"))
+    given = dict(zip(("input", "pad", "mode"), args, strict=False)) | kwargs
+    if name == "pad" and given.get("mode") in ("reflect", "replicate"):
+        return f"{given['mode']} {len(given['pad'])}"
+    return ""
 
 
 @lru_cache(maxsize=1024)
@@ -59,7 +70,9 @@ def _as_autocast_would(name: str, x: Any, mode: str) -> Any:
 def _in_its_dtype(name: str, handler: Handler) -> Handler:
     @wraps(handler)
     def wide(func: Any, *args: Any, **kwargs: Any) -> Any:
-        mode = str(kwargs.get("mode", "nearest")) if name == "interpolate" else ""
+        mode = _mode(name, args, kwargs)
+        if name == "pad" and not mode:  # the other modes keep the dtype
+            return handler(func, *args, **kwargs)
         if args:
             return handler(func, _as_autocast_would(name, args[0], mode), *args[1:], **kwargs)
         kwargs["input"] = _as_autocast_would(name, kwargs.get("input"), mode)

@@ -71,8 +71,9 @@ class _ChannelNorm(torch.autograd.Function):
         over: Statistics = ctx.over
         kind = mean.dtype
         wide, grad_wide = _with_regular_strides(x.to(kind)), _with_regular_strides(grad.to(kind))
+        nothing = mean.new_empty(0)  # kernels of a GPU want saved moments, if only empty ones
         _, along, straight = torch.ops.aten.native_batch_norm_backward(
-            *(grad_wide, wide, None, mean, var, None, None),
+            *(grad_wide, wide, None, mean, var, nothing, nothing),
             *(False, over.eps, [False, True, True]),
         )
         of_weight = None if weight is None else along.to(weight.dtype)

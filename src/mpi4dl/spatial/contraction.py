@@ -39,6 +39,7 @@ def contracted(
     """`compute` on this rank's parts of the operands. Without `linear`, nothing can be summed."""
     reference = _reference(func, operands, letters)
     broadcast = _broadcast_letters(func, operands, letters, reference)
+    _check_extents(func, operands, letters)
     placement: Placement = operands[reference].placement  # type: ignore[attr-defined]
     names = letters[reference]
     cut = _cut_letters(operands[reference], names)
@@ -54,6 +55,8 @@ def contracted(
     essence = _essence(placement)
     targets = [essence and _followed(essence, names, own) for own in letters]
     parts = [_part(x, target) for x, target in zip(operands, targets, strict=True)]
+    if not all(part.numel() for part in parts):
+        _check_as_others(compute, parts)
     with no_intercept():
         out = compute(*parts)
     if summed:
@@ -111,6 +114,25 @@ def _broadcast_letters(
         if is_cut and letter in found:
             refuse(func, "a tile of one row is broadcast", "Expand it first")
     return frozenset(found)
+
+
+def _check_extents(func: Any, operands: Sequence[Tensor], letters: Sequence[Letters]) -> None:
+    """Sizes that do not fit, in an error that speaks of the whole image."""
+    found: dict[Hashable, int] = {}
+    for operand, names in zip(operands, letters, strict=True):
+        for letter, n in zip(names, operand.shape, strict=True):
+            if n != 1 and found.setdefault(letter, n) != n:
+                raise RuntimeError(
+                    f"{getattr(func, '__name__', func)} of {[tuple(o.shape) for o in operands]}: "
+                    f"the sizes {found[letter]} and {n} of a common dimension differ"
+                )
+
+
+def _check_as_others(compute: Callable[..., Tensor], parts: Sequence[Tensor]) -> None:
+    """PyTorch checks less where there is nothing; what the other ranks refuse is refused here."""
+    cells = [part.new_zeros([max(n, 1) for n in part.shape]) for part in parts]
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        compute(*cells)
 
 
 @lru_cache(maxsize=16384)
@@ -188,7 +210,8 @@ def add_matmul(
 ) -> Tensor:
     product = torch.matmul(a, b)
     scaled = product if alpha == 1 else product * alpha
-    return scaled if beta == 0 else scaled + (input if beta == 1 else input * beta)
+    added = input if beta == 1 else input * beta
+    return scaled if beta == 0 else (scaled + added).to(product.dtype)
 
 
 @spatial_op(torch.functional.tensordot)
@@ -216,7 +239,8 @@ def linear(func: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None)
     operands = [input, weight] if bias is None or split else [input, weight, bias]
     letters = [(*rows, "in"), (*columns, "in"), columns][: len(operands)]
     out = contracted(func, operands, letters, (*rows, *columns), func)
-    return out + bias if split and bias is not None else out
+    # In the dtype of the product, which autocast may have chosen.
+    return out + bias.to(out.dtype) if split and bias is not None else out
 
 
 # ── einsum ───────────────────────────────────────────────────────────────────────────────────────

@@ -33,7 +33,9 @@ def per_dimension(value: Sizes, count: int) -> tuple[int, ...]:
     return values * count if len(values) == 1 else values
 
 
-def _check_operands(func: Any, x: Any, weight: Any, bias: Any, dims: tuple[int, ...]) -> None:
+def _check_operands(
+    func: Any, x: Any, weight: Any, bias: Any, dims: tuple[int, ...], channels: int
+) -> None:
     if not isinstance(x, Tile) or isinstance(weight, Tile) or isinstance(bias, Tile):
         refuse(
             func,
@@ -41,6 +43,12 @@ def _check_operands(func: Any, x: Any, weight: Any, bias: Any, dims: tuple[int, 
             "Call .full_tensor() on the weights if they were computed from tiles",
         )
     check_ordinary(func, x, dims)
+    n = len(dims)
+    if x.ndim in (n + 1, n + 2) and weight.ndim == n + 2 and x.shape[-n - 1] != channels:
+        raise RuntimeError(
+            f"{func.__name__} of {tuple(x.shape)} by weights of {tuple(weight.shape)}: expected "
+            f"{channels} channels, but got {x.shape[-n - 1]} channels instead"
+        )
 
 
 def _check_numbers(
@@ -77,7 +85,7 @@ def convolution(
 ) -> Tile:
     n = _DIMENSIONS[func]
     dims = tuple(range(-n, 0))
-    _check_operands(func, input, weight, bias, dims)
+    _check_operands(func, input, weight, bias, dims, weight.shape[1] * groups)
     kernel, sizes = tuple(weight.shape[2:]), tuple(input.shape[-n:])
     strides, dilations = per_dimension(stride, n), per_dimension(dilation, n)
     given = padding if isinstance(padding, str) else per_dimension(padding, n)
@@ -147,7 +155,7 @@ def transposed_convolution(
 ) -> Tile:
     n = _DIMENSIONS[func]
     dims = tuple(range(-n, 0))
-    _check_operands(func, input, weight, bias, dims)
+    _check_operands(func, input, weight, bias, dims, weight.shape[0])
     kernel, sizes = tuple(weight.shape[2:]), tuple(input.shape[-n:])
     strides, pads = per_dimension(stride, n), per_dimension(padding, n)
     extra, dilations = per_dimension(output_padding, n), per_dimension(dilation, n)

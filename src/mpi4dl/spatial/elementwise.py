@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from .agree import raised_together
 from .placement import Placement
 from .registry import named, no_intercept, refuse, spatial_op
 from .tile import Tile, alias, narrowed, redistribute, wrap
@@ -115,8 +117,11 @@ def elementwise(func: Any, *args: Any, **kwargs: Any) -> Any:
         placement, values = placed_together(func, (*args, *kwargs.values()))
         args = tuple(values[: len(args)])
         kwargs = dict(zip(keys, values[len(values) - len(keys) :], strict=True))
-    with no_intercept():
-        out = func(*args, **kwargs)
+    if func in _DIVISIONS and _of_integers(func, args, kwargs):
+        out = _divided(func, args, kwargs, placement)
+    else:
+        with no_intercept():
+            out = func(*args, **kwargs)
     if isinstance(out, tuple):  # torch.where(condition)
         refuse(
             func,
@@ -158,9 +163,40 @@ def elementwise_inplace(func: Any, *args: Any, **kwargs: Any) -> Any:
     placement = target.placement
     values = [aligned(a, placement) for a in args]
     named_values = {k: aligned(v, placement) for k, v in kwargs.items()}
-    with no_intercept():
-        out = func(*values, **named_values)
+    if func in _DIVISIONS and _of_integers(func, values, named_values):
+        out = _divided(func, values, named_values, placement)
+    else:
+        with no_intercept():
+            out = func(*values, **named_values)
     return out if isinstance(out, Tile) else wrap(out, placement)
+
+
+_DIVISIONS = frozenset(
+    named(
+        *"div divide div_ divide_ floor_divide floor_divide_ remainder remainder_ fmod".split(),
+        *"fmod_ __floordiv__ __rfloordiv__ __ifloordiv__ __mod__ __rmod__ __imod__".split(),
+    )
+)
+
+
+def _of_integers(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Whether a zero to divide by is an error."""
+    if func.__name__.startswith("div") and not kwargs.get("rounding_mode"):
+        return False
+    tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+    return not any(tensor.is_floating_point() for tensor in tensors)
+
+
+def _divided(func: Any, args: Sequence[Any], kwargs: dict[str, Any], placement: Placement) -> Any:
+    """The rank that divides by zero tells the others."""
+
+    def compute() -> Any:
+        with no_intercept():
+            return func(*args, **kwargs)
+
+    values = (*args, *kwargs.values())
+    device = next(value.device for value in values if isinstance(value, Tensor))
+    return raised_together(compute, device, placement.comm)
 
 
 _IN_PLACE_DUNDERS = {"iadd", "isub", "imul", "itruediv", "idiv", "ifloordiv", "imod", "ipow"} | {

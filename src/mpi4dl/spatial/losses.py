@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import _reduction
 
 from ..comm.exchange import all_reduce_sum, reduced
+from .agree import raised_together
 from .elementwise import placed_together
 from .registry import named, no_intercept, refuse, spatial_op
 from .tile import Tile, alias, narrowed, redistribute, wrap
@@ -184,6 +185,17 @@ _POINTWISE = (
     "huber_loss poisson_nll_loss soft_margin_loss hinge_embedding_loss gaussian_nll_loss kl_div "
     "margin_ranking_loss"
 ).split()
+_OF_ONE_SHAPE = (F.binary_cross_entropy, F.binary_cross_entropy_with_logits)
+_OF_VALUES = (F.binary_cross_entropy, F.gaussian_nll_loss)
+"""They refuse probabilities beyond 0 and 1, or negative variances, which one rank may have."""
+
+
+def _check_shapes(input: Tensor, target: Tensor) -> None:
+    """What one process checks: two parts may have one shape where the whole tensors do not."""
+    if input.shape != target.shape:
+        raise ValueError(
+            f"Target size ({target.shape}) must be the same as input size ({input.shape})"
+        )
 
 
 @spatial_op(*named(*_POINTWISE))
@@ -208,14 +220,20 @@ def pointwise_loss(func: Any, *args: Any, **kwargs: Any) -> Tensor:
     how = "sum" if batch_mean else reduction_of(kwargs, how)
     keys = list(kwargs)
     operands = [*args, *kwargs.values()]
+    if func in _OF_ONE_SHAPE:
+        _check_shapes(operands[0], operands[1])
     placement, values = placed_together(func, tuple(operands))
     count = len(args)
-    with no_intercept():
-        value = func(
-            *values[:count],
-            **dict(zip(keys, values[count:], strict=True)),
-            reduction="none",
-        )
+
+    def compute() -> Tensor:
+        with no_intercept():
+            named_values = dict(zip(keys, values[count:], strict=True))
+            return func(*values[:count], **named_values, reduction="none")
+
+    if func in _OF_VALUES:
+        value = raised_together(compute, values[0].device, placement.comm)
+    else:
+        value = compute()
     whole = wrap(alias(value), placement)
     if how == "none":
         return whole
@@ -254,7 +272,9 @@ def refused(func: Any, *args: Any, **kwargs: Any) -> Any:
 def one_hot(func: Any, input: Tile, num_classes: int = -1) -> Tile:
     if num_classes < 0:
         refuse(func, "the number of classes is not given", "Pass num_classes")
-    with no_intercept():
-        value = torch.nn.functional.one_hot(alias(input), num_classes)
+    local = alias(input)
+    value = raised_together(
+        lambda: F.one_hot(local, num_classes), local.device, input.placement.comm
+    )
     where = {d: d - 1 for d in range(-input.ndim, 0)}
     return wrap(alias(value), input.placement.moved(where))

@@ -105,16 +105,16 @@ def _affine(y: Tensor, weight: Tensor | None, bias: Tensor | None, dtype: torch.
 
 
 def _check_affine(sizes: tuple[int, ...], *parameters: Tensor | None) -> None:
-    """Scale and shift have the shape of what they scale; others would broadcast unnoticed."""
+    """All have the shape of what they belong to; others would broadcast unnoticed."""
     for parameter in parameters:
         if parameter is not None and tuple(parameter.shape) != sizes:
-            raise RuntimeError(
-                f"a weight or bias of {tuple(parameter.shape)} for a normalisation of {sizes}"
-            )
+            shape = tuple(parameter.shape)
+            raise RuntimeError(f"a weight, bias or statistic of {shape} for {sizes} of the input")
 
 
 def _normalized(func: Any, x: Tile, normalized_shape: Any) -> tuple[int, ...]:
     """The sizes that the last dimensions must have."""
+    _check_input(func, x, x.is_floating_point() or x.is_complex())
     sizes = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
     shape = tuple(x.global_shape)
     if not sizes or shape[-len(sizes) :] != sizes:
@@ -126,7 +126,14 @@ def _per_channel(parameter: Tensor | None, ndim: int) -> Tensor | None:
     return None if parameter is None else parameter.view(1, -1, *[1] * (ndim - 2))
 
 
+def _check_input(func: Any, x: Tile, fine: bool) -> None:
+    """What a rank without pixels would not notice, and the others would."""
+    if not fine:
+        raise NotImplementedError(f"{func.__name__} is not implemented for {x.dtype}")
+
+
 def _check_channels(func: Any, x: Tile) -> None:
+    _check_input(func, x, x.is_floating_point())
     if 1 - x.ndim in x.placement.cut_dims:
         refuse_split_channels(func)
 
@@ -161,7 +168,9 @@ def batch_norm(
     cudnn_enabled: bool = True,
 ) -> Tensor:
     _check_channels(func, input)
-    _check_affine((input.shape[1],), weight, bias)
+    _check_affine((input.shape[1],), weight, bias, running_mean, running_var)
+    if not training and (running_mean is None or running_var is None):
+        raise RuntimeError("running_mean and running_var must be defined in evaluation mode")
     if not training or not input.placement.is_cut or not input.numel():
         local = F.batch_norm(
             alias(input), running_mean, running_var, weight, bias, training, momentum, eps
@@ -249,7 +258,7 @@ def instance_norm(
     if not use_input_stats:
         return batch_norm(func, input, running_mean, running_var, weight, bias, eps=eps)
     n, shape = input.ndim, input.global_shape
-    _check_affine((shape[1],), weight, bias)
+    _check_affine((shape[1],), weight, bias, running_mean, running_var)
     dims = tuple(range(2 - n, 0))
     count = prod(shape[d] for d in dims)
     if count <= 1:
@@ -355,7 +364,8 @@ def rms_norm(
 @spatial_op(F.local_response_norm)
 def local_response_norm(func: Any, input: Tile, *args: Any, **kwargs: Any) -> Tensor:
     """Looks along the channels only."""
-    _check_channels(func, input)
+    if 1 - input.ndim in input.placement.cut_dims:
+        refuse_split_channels(func)
     local = alias(input)
     out = func(local, *args, **kwargs)
     if not local.numel():

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .agree import raised_together
 from .elementwise import check_not_severed
 from .placement import Placement
 from .registry import named, no_intercept, refuse, spatial_op
@@ -54,7 +55,12 @@ def pointwise_random(func: Any, input: Tile, *args: Any, **kwargs: Any) -> Any:
     if kwargs.get("inplace") or func.__name__.endswith("_"):
         check_not_severed(func, input)
     with own_stream(input, input.placement), no_intercept():
-        result = func(input, *args, **kwargs)
+        if func is torch.bernoulli or func is torch.Tensor.bernoulli:  # of numbers beyond 0 and 1
+            result = raised_together(
+                lambda: func(input, *args, **kwargs), input.device, input.placement.comm
+            )
+        else:
+            result = func(input, *args, **kwargs)
     if isinstance(result, Tile) or not isinstance(result, Tensor):
         return result
     return wrap(result, input.placement)

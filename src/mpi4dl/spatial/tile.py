@@ -191,13 +191,14 @@ def narrowed(x: Tensor, placement: Placement) -> Tensor:
 
     Dimensions that `x` lacks, or has with size 1, broadcast and stay.
     """
+    whole = x.shape
     for dim, factors in placement.factors.items():
         size = placement.global_sizes[dim]
-        if x.ndim < -dim or x.shape[dim] == 1 != size:
+        if len(whole) < -dim or whole[dim] == 1 != size:
             continue
-        if x.shape[dim] != size:
+        if whole[dim] != size:
             raise LayoutMismatch(
-                f"a plain tensor of {tuple(x.shape)} beside a tile whose dimension {dim} has "
+                f"a plain tensor of {tuple(whole)} beside a tile whose dimension {dim} has "
                 f"{size} cells in the whole image: plain tensors are whole, or broadcast"
             )
         if len(factors) == 1:
