@@ -77,9 +77,24 @@ class Swish(torch.autograd.Function):
 
 
 def test_the_rule_for_an_autograd_function(registered):
-    (example,) = examples(read("docs/sharp-bits.md"))
+    example, _ = examples(read("docs/sharp-bits.md"))
     exec(example, {"mpi4dl": mpi4dl, "MySwish": Swish})
     assert_exact(Swish.apply, rand(2, 3, 7, 5), grid=(2, 3))
+
+
+@pytest.mark.filterwarnings("ignore")  # PyTorch's own, while it compiles
+def test_a_block_that_is_compiled():
+    _, example = examples(read("docs/sharp-bits.md"))
+    names: dict[str, Any] = {"mpi4dl": mpi4dl, "torch": torch, "nn": nn}
+    exec(example, names)
+    block = nn.Sequential(nn.Conv2d(3, 4, 1), nn.SiLU()).double()
+    compiled = names["Compiled"](block, backend="aot_eager")
+
+    def program(comm):
+        tile = mpi4dl.shard(rand(1, 3, 9, 8))
+        torch.testing.assert_close(compiled(tile).to_local(), block(tile).to_local())
+
+    run_ranks(2, program)
 
 
 def test_the_rule_and_the_test_that_contributors_are_shown(registered):

@@ -1,17 +1,20 @@
-"""One training step on two tiles, against one process and against floors, in one run.
+"""One training step on tiles, against one process and against floors, in one run.
 
-    torchrun --nproc-per-node 2 benchmarks/spatial_step/run.py --model resnet50 --size 1024
+    torchrun --nproc-per-node 2 benchmarks/spatial_step/run.py --model all --size 512 1024
 
 Modes, interleaved round by round (one thread a rank unless it says otherwise):
 
-    one process, 1 thread    the whole image, plain PyTorch
-    one process, 2 threads   the same
-    tiles                    two ranks with half the image each: mpi4dl
-    tiles, fused             the same, every layer of the model (a residual block, a cell) with one
-                             exchange of its own: mpi4dl.FusedHalo
-    sync floor               plain PyTorch on half the image, with a 4-byte message wherever tiles
-                             exchange something; no halos, no copies, wrong results
-    no communication         plain PyTorch on half the image
+    (a) one process, 1 thread    the whole image, plain PyTorch
+    (b) one process, 2 threads   the same
+    (c) tiles                    each rank with its part of the rows: mpi4dl
+    (f) tiles, fused             the same, every layer of the model (a residual block, a cell) in
+                                 one mpi4dl.FusedHalo
+    (d) sync floor               plain PyTorch on a part of the image, with 4-byte messages at the
+                                 places where tiles talk, and as many; no halos, wrong results
+    (e) no communication         plain PyTorch on a part of the image
+
+The floor takes its messages from those of a step of tiles, and the run ends if it sends fewer or
+more. Peak memory is that of a process that runs one mode and nothing else, above its imports.
 """
 
 from __future__ import annotations
@@ -31,142 +34,130 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from floor import Meter, Note, Token, gradient_syncs, tally, with_syncs
+from profile_table import profile_table
 from torch import Tensor, nn
 
 import mpi4dl
-from mpi4dl.comm.communicator import Communicator
+from mpi4dl.comm.communicator import Communicator, use
 from mpi4dl.models import amoebanet_d, resnet50
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "resnet50": lambda: resnet50(num_classes=10),
     "amoebanet": lambda: amoebanet_d(6, 64, num_classes=10),
 }
+ONE, TWO, TILES, FUSED, FLOOR, SILENT = (
+    *("one process, 1 thread", "one process, 2 threads", "tiles", "tiles, fused"),
+    *("sync floor", "no communication"),
+)
+BARS = {(TILES, FLOOR): 1.03, (TILES, SILENT): 1.15, (TILES, TWO): 1.0, (FUSED, TILES): 1.0}
+MEMORY_BAR = 0.58
 
 
-class _Sync(torch.autograd.Function):
-    """A 4-byte message to the other rank, in forward and in backward."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, comm: Communicator, reduce: bool) -> Tensor:
-        ctx.comm, ctx.reduce = comm, reduce
-        _meet(comm, reduce)
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        _meet(ctx.comm, ctx.reduce)
-        return grad, None, None
-
-
-def _meet(comm: Communicator, reduce: bool) -> None:
-    token = torch.zeros(1)
-    if reduce:
-        comm.all_reduce(token)
-    else:
-        other = 1 - comm.rank
-        comm.start([(other, token)], [(other, torch.empty(1))]).wait()
-
-
-def with_syncs(model: nn.Module, comm: Communicator) -> nn.Module:
-    """The model with a message before every layer for which tiles would exchange something."""
-
-    def before(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        norm = isinstance(module, nn.BatchNorm2d)
-        return (_Sync.apply(args[0], comm, norm), *args[1:])
-
-    for module in model.modules():
-        kernel = getattr(module, "kernel_size", 1)
-        wide = kernel > 1 if isinstance(kernel, int) else kernel[0] > 1  # rows are cut
-        if isinstance(module, nn.BatchNorm2d | nn.AdaptiveAvgPool2d) or wide:
-            module.register_forward_pre_hook(before)
-    return model
-
-
-def step(model: nn.Module, x: Tensor, y: Tensor, finish: Callable[[], None]) -> float:
-    loss = F.cross_entropy(model(x), y)
+def train_step(
+    model: nn.Module, x: Tensor, meter: Meter, finish: Callable[[], object] | None = None
+) -> None:
+    meter.phase = "forward"
+    loss = F.cross_entropy(model(x), torch.tensor([3]))
+    meter.phase = "backward"
     loss.backward()
-    finish()
+    meter.phase = "gradients"
+    if finish is not None:
+        finish()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.grad is not None:
                 parameter.add_(parameter.grad, alpha=-1e-3)
                 parameter.grad = None
-    return loss.item()
 
 
-def modes(name: str, size: int, comm: Communicator) -> dict[str, tuple[int, Callable[[], float]]]:
-    """name → (ranks that take part, one step)."""
-    label = torch.tensor([3])
-    layout = mpi4dl.Layout.horizontal((size, size), comm.size)
-    rows = layout.boxes[comm.rank][0].size
+class Case:
+    """A model at a size. Models are made when a mode first runs: others are not in memory then."""
 
-    # Made when a mode first runs, so that a process that runs one mode holds nothing else.
-    @cache
-    def model(key: str) -> nn.Module:
+    def __init__(self, name: str, size: int, comm: Communicator) -> None:
+        self.name, self.size, self.comm = name, size, comm
+        self.meter = Meter(comm)
+        self.layout = mpi4dl.Layout.horizontal((size, size), comm.size)
+        self.rows = self.layout.boxes[comm.rank][0].size
+        self.notes: dict[str, list[Note]] = {}
+
+    @cache  # noqa: B019 - as long as the case
+    def model(self, mode: str) -> nn.Module:
         torch.manual_seed(0)
-        made = MODELS[name]()
-        if key == "fused":
+        made = MODELS[self.name]()
+        if mode == FUSED:
             return nn.Sequential(*map(mpi4dl.FusedHalo, made.children()))
-        return with_syncs(made, comm) if key == "floor" else made
+        if mode == FLOOR:
+            return with_syncs(made, self.notes[TILES], self.meter)
+        return made
 
-    @cache
-    def image(height: int) -> Tensor:
-        return torch.randn(1, 3, height, size)
+    @cache  # noqa: B019
+    def image(self, mode: str) -> Tensor:
+        alone = mode in (ONE, TWO)
+        x = torch.randn(1, 3, self.size if alone else self.rows, self.size)
+        if mode not in (TILES, FUSED):
+            return x
+        with use(self.meter):
+            return mpi4dl.Tile.from_local(x, self.layout)
 
-    def nothing() -> None:
-        return None
+    def step(self, mode: str) -> None:
+        model, x = self.model(mode), self.image(mode)
+        finish: Callable[[], object] | None = None
+        if mode in (TILES, FUSED):
+            finish = partial(mpi4dl.sync_gradients, model, self.meter)
+        if mode == FLOOR:
+            finish = partial(gradient_syncs, self.notes[TILES], self.meter)
+        torch.set_num_threads(2 if mode == TWO else 1)
+        train_step(model, x, self.meter, finish)
+        torch.set_num_threads(1)
 
-    def threads(count: int) -> float:
-        torch.set_num_threads(count)
-        try:
-            return step(model("one"), image(size), label, nothing)
-        finally:
-            torch.set_num_threads(1)
+    def takes_part(self, mode: str) -> bool:
+        return mode not in (ONE, TWO) or self.comm.rank == 0
 
-    def tiles(key: str) -> float:
-        tile = mpi4dl.Tile.from_local(image(rows), layout)
-        finish = partial(mpi4dl.sync_gradients, model(key), comm)
-        return step(model(key), tile, label, finish)
-
-    def floor() -> float:
-        finish = partial(mpi4dl.sync_gradients, model("floor"), comm)
-        return step(model("floor"), image(rows), label, finish)
-
-    return {
-        "one process, 1 thread": (1, lambda: threads(1)),
-        "one process, 2 threads": (1, lambda: threads(2)),
-        "tiles": (2, lambda: tiles("tiles")),
-        "tiles, fused": (2, lambda: tiles("fused")),
-        "sync floor": (2, floor),
-        "no communication": (2, lambda: step(model("silent"), image(rows), label, nothing)),
-    }
+    def count(self, mode: str) -> None:
+        """Warm up, and note the messages of a step."""
+        self.step(mode)
+        with self.meter.watch(self.model(mode)) as notes:
+            self.step(mode)
+        self.notes[mode] = notes
 
 
-def measure(name: str, size: int, rounds: int, comm: Communicator) -> dict[str, list[float]]:
-    table = modes(name, size, comm)
-    times: dict[str, list[float]] = {mode: [] for mode in table}
+def measure(case: Case, rounds: int) -> dict[str, list[float]]:
+    token = Token(case.comm)
+    for mode in (TILES, FUSED, FLOOR, SILENT):
+        case.count(mode)
+    if tally(case.notes[TILES]) != tally(case.notes[FLOOR]):
+        raise SystemExit(
+            f"the floor is none: tiles send {tally(case.notes[TILES])} messages and it sends "
+            f"{tally(case.notes[FLOOR])}"
+        )
+    modes = (ONE, TWO, TILES, FUSED, FLOOR, SILENT)
+    times: dict[str, list[float]] = {mode: [] for mode in modes}
     for turn in range(rounds + 1):
-        for mode, (ranks, run) in table.items():
-            _meet(comm, True)
+        for mode in modes:
+            if not turn and mode not in (ONE, TWO):
+                continue  # warm already
+            token.meet()
             started = time.perf_counter()
-            if comm.rank < ranks:
-                run()
-            _meet(comm, True)
-            if turn:  # the first round warms up
+            if case.takes_part(mode):
+                case.step(mode)
+            token.meet()
+            if turn:
                 times[mode].append(time.perf_counter() - started)
     return times
+
+
+# ── memory ───────────────────────────────────────────────────────────────────────────────────────
 
 
 def peak_above_imports(name: str, size: int, mode: str) -> None:
     """Run in processes of its own: print this rank's peak resident memory in MiB for one mode."""
     comm = mpi4dl.init()
-    unit = 1024
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
-    ranks, run = modes(name, size, comm)[mode]
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    case = Case(name, size, comm)
     for _ in range(2):
-        if comm.rank < ranks:
-            run()
-    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit - before
+        case.step(mode)
+    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024 - before
     print(f"PEAK {comm.rank} {used:.0f}", flush=True)
 
 
@@ -186,38 +177,85 @@ def _from_launcher(variable: str) -> bool:
     )
 
 
+# ── the report ───────────────────────────────────────────────────────────────────────────────────
+
+
+def report(case: Case, times: dict[str, list[float]], peaks: dict[str, list[int]]) -> Any:
+    medians = {mode: statistics.median(values) for mode, values in times.items()}
+    messages = {mode: tally(notes) for mode, notes in case.notes.items()}
+    rounds = len(times[TILES])
+    print(f"\n{case.name} {case.size}², batch 1, float32, {case.comm.size} ranks, {rounds} rounds")
+    print(f"{'':24s}{'median s':>9s}{'fastest':>9s}{'exchanges':>11s}{'reductions':>11s}", end="")
+    print("   peak MiB a rank")
+    for mode, value in medians.items():
+        counts = [
+            sum(n for what, n in messages.get(mode, {}).items() if what.endswith(kind))
+            for kind in ("exchanges", "reductions")
+        ]
+        print(
+            f"{mode:24s}{value:9.3f}{min(times[mode]):9.3f}{counts[0]:11d}{counts[1]:11d}", end=""
+        )
+        print("  ", *peaks.get(mode, ()))
+    ratios = {f"{a} / {b}": medians[a] / medians[b] for a, b in BARS}
+    for (a, b), bar in BARS.items():
+        ratio = ratios[f"{a} / {b}"]
+        print(f"{f'{a} / {b}':40s}{ratio:7.3f}   {_verdict(ratio, bar)}")
+    for mode in (TILES, FUSED):
+        if mode in peaks:
+            share = max(peaks[mode]) / peaks[ONE][0]
+            ratios[f"memory: {mode} / {ONE}"] = share
+            print(f"{f'memory: {mode} / {ONE}':40s}{share:7.3f}   {_verdict(share, MEMORY_BAR)}")
+    return {
+        "model": case.name,
+        "size": case.size,
+        "ranks": case.comm.size,
+        "times": times,
+        "medians": medians,
+        "ratios": ratios,
+        "messages": messages,
+        "peaks": peaks,
+    }
+
+
+def _verdict(value: float, bar: float) -> str:
+    return f"bar {bar:.2f}: {'met' if value <= bar else 'missed'}"
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("--model", choices=MODELS, default="resnet50")
-    parser.add_argument("--size", type=int, default=1024)
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--model", choices=[*MODELS, "all"], nargs="+", default=["resnet50"])
+    parser.add_argument("--size", type=int, nargs="+", default=[1024])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--no-memory", action="store_true")
+    parser.add_argument("--profile", action="store_true", help="where the time of a step goes")
     parser.add_argument("--peak-of", help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(1)
+    names = list(MODELS) if "all" in options.model else options.model
     if options.peak_of:
-        return peak_above_imports(options.model, options.size, options.peak_of)
+        return peak_above_imports(names[0], options.size[0], options.peak_of)
     comm = mpi4dl.init()
-    times = measure(options.model, options.size, options.rounds, comm)
-    if comm.rank:
-        return None
-    medians = {mode: statistics.median(values) for mode, values in times.items()}
-    peaks = {}
-    if not options.no_memory:
-        for mode in medians:
-            if mode.startswith(("tiles", "one process, 1")):
-                peaks[mode] = memory(
-                    options.model, options.size, mode, 2 if mode.startswith("tiles") else 1
-                )
-    print(f"{options.model} {options.size}², batch 1, float32, {options.rounds} rounds")
-    print(f"{'mode':24s} {'median s':>9s} {'tiles / it':>11s}   peak MiB a rank")
-    for mode, value in medians.items():
-        ratio = medians["tiles"] / value
-        print(f"{mode:24s} {value:9.3f} {ratio:11.3f}   {peaks.get(mode, '')}")
-    if options.json:
-        record = {"model": options.model, "size": options.size, "times": times, "peaks": peaks}
-        options.json.write_text(json.dumps(record, indent=1))
+    records = []
+    for name in names:
+        for size in options.size:
+            case = Case(name, size, comm)
+            if options.profile:
+                profile_table(f"{name} {size}²", [TILES, FUSED, SILENT], case.step, comm.rank)
+                continue
+            times = measure(case, options.rounds)
+            if comm.rank:
+                continue
+            ranks = {ONE: 1, TILES: comm.size, FUSED: comm.size}
+            measured = {} if options.no_memory else ranks
+            peaks = {mode: memory(name, size, mode, n) for mode, n in measured.items()}
+            records.append(report(case, times, peaks))
+    if options.json and not comm.rank:
+        options.json.write_text(json.dumps(records, indent=1))
     return None
 
 

@@ -5,39 +5,66 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from . import __version__
 from .comm.launchers import started_by
 from .comm.local_ranks import run_local_ranks
 from .errors import Mpi4dlError
+from .train import KINDS, MODELS, bench, flags
+from .train.answer import answered
+from .train.arguments import Parser
+from .train.completion import SHELLS, completion
+from .train.doctor import doctor
+from .train.kinds import TITLES
 
 _EXAMPLES = """examples:
+  mpi4dl doctor                                what is here, and whether it works
+  mpi4dl bench spatial resnet --image-size 256 --batch-size 2
+                                               train on four tiles and a fifth rank
   mpi4dl run --ranks 4 train.py --epochs 3     four ranks on this machine
   mpi4dl run --ranks 4 -m package.module       the same for a module
 """
 
 
+BENCHES: dict[tuple[str, ...], Callable[[Sequence[str], str], int]] = {
+    (kind, model): partial(bench, kind, model) for kind in KINDS for model in MODELS
+}
+"""What `mpi4dl bench` runs, by the words after it. It gets the words after those, and its name."""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """What the command does; returns its exit code."""
-    options = _parser().parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    for name, run in BENCHES.items():
+        if tuple(words[: len(name) + 1]) == ("bench", *name):
+            return run(words[len(name) + 1 :], f"mpi4dl bench {' '.join(name)}")
     try:
+        options = parser().parse_args(words)
         code: int = options.do(options)
     except Mpi4dlError as error:
-        print(f"mpi4dl: {error}", file=sys.stderr)
-        return 2
+        return answered(error, None)
     return code
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def parser() -> Parser:
+    """Of all commands."""
+    made = Parser(
         prog="mpi4dl",
         description="Train vision models on images of any size, over whatever machines there are.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"mpi4dl {__version__}")
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    made.add_argument("--version", action="version", version=f"mpi4dl {__version__}")
+    commands = made.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    _add_run(commands)
+    _add_benches(commands)
+    _add_others(commands)
+    return made
+
+
+def _add_run(commands: argparse._SubParsersAction[Parser]) -> None:
     run = commands.add_parser(
         "run",
         help="start a program as several ranks on this machine",
@@ -54,7 +81,29 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.add_argument("program", nargs=argparse.REMAINDER, help="a script or -m module, arguments")
     run.set_defaults(do=_run)
-    return parser
+
+
+def _add_benches(commands: argparse._SubParsersAction[Parser]) -> None:
+    """Here to be helped with and completed: what runs them is `BENCHES`."""
+    about = "train a model on synthetic or stored images, and measure"
+    benches = commands.add_parser("bench", help=about, description=f"{about.capitalize()}.")
+    kinds = benches.add_subparsers(title="kinds", required=True, metavar="KIND")
+    for kind in KINDS.values():
+        models = kinds.add_parser(kind.name, help=kind.title).add_subparsers(
+            title="models", required=True, metavar="MODEL"
+        )
+        for model in MODELS:
+            flags(kind, models.add_parser(model, help=TITLES[model]))
+
+
+def _add_others(commands: argparse._SubParsersAction[Parser]) -> None:
+    about = "what is installed, and whether two ranks can train with it"
+    commands.add_parser("doctor", help=about, description=about).set_defaults(
+        do=lambda options: doctor(__version__)
+    )
+    shells = commands.add_parser("completion", help="a shell's completion of this command")
+    shells.add_argument("shell", choices=SHELLS)
+    shells.set_defaults(do=lambda options: completion(parser(), options.shell))
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -6,6 +6,8 @@ Mpi4dlError
 ├── PlanError             stages, ranks and batches that do not fit together
 ├── ScheduleError         orders of work that cannot be made, or that would wait for ever
 ├── UnsupportedOperator   an operator that has no rule for tiles
+├── UsageError            words of a command line that cannot be, or not together
+├── DataError             files that are missing, or are not what they should be
 └── LaunchError           the process group or its surroundings are not usable
 """
 
@@ -32,6 +34,14 @@ class ScheduleError(Mpi4dlError, ValueError):
 
 class UnsupportedOperator(Mpi4dlError, NotImplementedError):
     """An operator without a rule for tiles; never computed wrongly, never gathered silently."""
+
+
+class UsageError(Mpi4dlError, ValueError):
+    """What was typed cannot be carried out."""
+
+
+class DataError(Mpi4dlError, ValueError):
+    """Files of a data set that are missing, or are not what they should be."""
 
 
 class LaunchError(Mpi4dlError, RuntimeError):

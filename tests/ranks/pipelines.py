@@ -16,6 +16,7 @@ from mpi4dl.models import amoebanet_d, resnet_v2, unet
 
 torch.set_num_threads(1)
 DEVICE = torch.device(sys.argv[1])
+SOME = slice(int(sys.argv[2]) if len(sys.argv) > 2 else None)
 
 CLASSIFY = (
     mpi4dl.Plan(split_size=4, parts=3, schedule="1f1b"),
@@ -73,14 +74,14 @@ def main() -> None:
     comm = mpi4dl.init()
     worst, count = 0.0, 0
     for make in (partial(resnet_v2, 29, num_classes=4), partial(amoebanet_d, 6, 16, 4)):
-        for plan in CLASSIFY:
+        for plan in CLASSIFY[SOME]:
             torch.manual_seed(0)
             model = make().double().to(DEVICE)
             images = torch.randn(8, 3, 71, 65, dtype=torch.float64, device=DEVICE)
             labels = torch.randint(0, 4, (8,), device=DEVICE)
             worst = max(worst, check(model, plan, images, labels))
             count += 1
-    for plan in SEGMENT:
+    for plan in SEGMENT[SOME]:
         torch.manual_seed(0)
         model = unet(3, 4, 8, 2).double().to(DEVICE)
         images = torch.randn(4, 3, 61, 57, dtype=torch.float64, device=DEVICE)

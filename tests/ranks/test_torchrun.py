@@ -53,10 +53,33 @@ def test_training_gives_the_gradients_of_one_process(ranks):
     assert "all equal" in run.stdout
 
 
-def test_pipelines_have_the_gradients_of_one_process():
-    run = torchrun(4, "tests/ranks/pipelines.py", "cpu")
+POOLS = {
+    4: ("tests/pipeline/test_exactness.py", "-k", "not larger"),
+    # Tiles, a pipeline and both directions at once; and random numbers, which threads share.
+    8: (
+        "tests/pipeline/test_exactness.py",
+        "tests/pipeline/test_trainer.py",
+        "-k",
+        "(both and directions) or (chimera and 2x3) or (gems and square) or dropout or dropped",
+    ),
+}
+
+
+@pytest.mark.parametrize("ranks", POOLS)
+def test_plans_on_one_pool_of_processes(ranks):
+    run = torchrun(ranks, "-m", "pytest", *POOLS[ranks], "-x", "-p", "no:cacheprovider", "-n", "0")
+    assert run.returncode == 0, run.stdout[-5000:] + run.stderr[-2000:]
+    passed = [int(n) for n in re.findall(r"(\d+) passed", run.stdout)]
+    assert len(passed) == ranks
+    assert min(passed) > 10
+    cases = [int(n) for n in re.findall(r"exactness: (\d+) cases", run.stdout)]
+    assert max(cases) >= (50 if ranks == 4 else 8), cases
+
+
+def test_the_program_for_gpus_runs_on_cpus():
+    run = torchrun(4, "tests/ranks/pipelines.py", "cpu", "1")
     assert run.returncode == 0, run.stdout[-5000:] + run.stderr[-5000:]
-    assert "18 plans on cpu: all equal to one process" in run.stdout
+    assert "3 plans on cpu: all equal to one process" in run.stdout
 
 
 @pytest.mark.parametrize("ranks", [2, 3])

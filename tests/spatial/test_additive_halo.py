@@ -6,7 +6,10 @@ import pytest
 import torch
 from torch import nn
 
+from mpi4dl.comm.communicator import Serial
+from mpi4dl.geometry import Layout, SlidingWindow
 from mpi4dl.spatial import additive_halo, convolution
+from mpi4dl.spatial.placement import Placement
 from support.exactness import Constant, assert_exact, compare, on_tiles, rand
 from support.ranks import UNDER_TORCHRUN
 
@@ -115,3 +118,26 @@ def test_the_tile_itself_is_what_is_kept_for_backward():
         return y
 
     on_tiles(program, [rand(1, 2, 8, 8)], (2, 1))
+
+
+@pytest.mark.parametrize(
+    ("channels", "kernel", "size", "overlaps"),
+    [
+        (64, 3, 256, True),  # an early layer of a ResNet
+        (512, 3, 32, False),  # a late one: the strips are a sixteenth of the tile
+        (16, 3, 128, False),  # a tile that is copied in no time
+        (4, 31, 1024, False),  # a large kernel
+        (64, 7, 256, False),
+    ],
+)
+def test_strips_are_computed_where_they_cost_less_than_a_copy(channels, kernel, size, overlaps):
+    placement = Placement(Layout.horizontal((size, size), 2), (-2, -1), Loopback())
+    windows = ((-2, SlidingWindow(size, size, kernel, 1, kernel // 2, 1)),)
+    weights = channels * kernel**2
+    assert additive_halo.pays(placement, windows, channels, weights) == overlaps
+
+
+class Loopback(Serial):
+    """A rank that is told of another one."""
+
+    size = 2

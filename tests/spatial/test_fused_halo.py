@@ -126,6 +126,19 @@ def test_the_number_of_messages_drops():
     assert fused == 2
 
 
+def test_a_group_with_one_halo_is_left_as_it_is():
+    """Its margin would be one exchange as well, and a copy."""
+
+    def program(comm):
+        tile, seen = mpi4dl.shard(rand(1, 4, 32, 32), grid=(2, 1)), []
+        for group in (nn.Sequential(conv(), nn.ReLU()), nn.Sequential(conv(), conv())):
+            group[0].register_forward_pre_hook(lambda m, args: seen.append(args[0].margin))
+            FusedHalo(group.double())(tile)
+        assert [margin is not None for margin in seen] == [False, True]
+
+    run_ranks(2, program)
+
+
 def conv(stride: int = 1) -> nn.Conv2d:
     return nn.Conv2d(4, 4, 3, stride, 1)
 

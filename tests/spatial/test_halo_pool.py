@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import mpi4dl
 from mpi4dl.spatial import halo_pool, pooling
@@ -111,3 +113,33 @@ def test_averages_of_large_halves_do_not_overflow(dtype):
         return y.double()
 
     on_tiles(program, [rand(1, 2, 8, 8)], (2, 2))
+
+
+class LargeCopies(TorchDispatchMode):
+    """The names of operators that fill or copy at least as many numbers as `size`."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size, self.found = size, list[str]()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        name = func._schema.name.removeprefix("aten::")
+        fills = ("clone", "copy_", "zero_", "fill_", "zeros", "new_zeros", "zeros_like", "cat")
+        if name in fills and isinstance(out, torch.Tensor) and out.numel() >= self.size:
+            self.found.append(name)
+        return out
+
+
+def test_backward_of_a_maximum_copies_no_tile_and_makes_no_zeros_of_its_size():
+    """What PyTorch's own kernel sets to zero it sets inside."""
+
+    def program(x):
+        y = x * 1
+        out = F.max_pool2d(y, 3, 1, 1).to_local()
+        with LargeCopies(y.to_local().numel() // 2) as copies:
+            torch.autograd.grad(out, y, torch.ones_like(out))
+        assert copies.found == []
+        return y
+
+    on_tiles(program, [rand(1, 2, 16, 16)], (2, 1))

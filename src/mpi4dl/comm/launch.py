@@ -79,11 +79,21 @@ def _start_ranks(ranks: int | None) -> None:
     sys.exit(run_local_ranks(ranks, [sys.executable, *sys.orig_argv[1:]]))
 
 
+def backends() -> list[str]:
+    """Those of this PyTorch that move data."""
+    names = [name for name in dist.Backend.backend_list if dist.is_backend_available(name)]
+    return [name for name in names if name not in ("undefined", "fake")]
+
+
+def check_backend(asked: str | None) -> None:
+    """Refuse a backend that this PyTorch does not have. None: whatever fits."""
+    if asked is not None and not dist.is_backend_available(asked):
+        raise LaunchError(f"there is no backend {asked!r} here: use one of {', '.join(backends())}")
+
+
 def _backend(asked: str | None, started: Started) -> str:
+    check_backend(asked)
     if asked is not None:
-        if not dist.is_backend_available(asked):
-            known = [name for name in dist.Backend.backend_list if dist.is_backend_available(name)]
-            raise LaunchError(f"there is no backend {asked!r} here: use one of {', '.join(known)}")
         return asked
     if torch.cuda.is_available():
         return "nccl"

@@ -22,14 +22,15 @@ GRACE = 5.0
 """Seconds between asking a process to end and ending it."""
 
 
-def run_local_ranks(count: int, command: Sequence[str]) -> int:
+def run_local_ranks(count: int, command: Sequence[str], speaker: int | None = None) -> int:
     """Run `command` as that many ranks, to the end of all. The exit code is the first bad one.
 
-    A rank that a signal ended counts as 128 and the signal's number, as in a shell.
+    A rank that a signal ended counts as 128 and the signal's number, as in a shell. What the rank
+    `speaker` prints goes straight to where this process prints: it may draw on a terminal.
     """
     store = hosted_store(count)
     environments = [_environment(rank, count, store.port) for rank in range(count)]
-    ranks = [_start(command, environment) for environment in environments]
+    ranks = [_start(command, env, rank == speaker) for rank, env in enumerate(environments)]
     printing = [t for rank, process in enumerate(ranks) for t in _print(rank, process, count)]
     stopped: list[int] = []
     handlers = {
@@ -63,13 +64,16 @@ def _environment(rank: int, count: int, port: int) -> dict[str, str]:
     }
 
 
-def _start(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
+def _start(
+    command: Sequence[str], environment: Mapping[str, str], speaks: bool
+) -> subprocess.Popen[str]:
+    output = None if speaks else subprocess.PIPE
     return subprocess.Popen(
         command,
         env=environment,
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stdout=output,
+        stderr=output,
         text=True,
         errors="replace",
         start_new_session=True,  # Ctrl-C comes here, and goes to all of them from here
@@ -85,8 +89,8 @@ def _end_with_parent() -> None:
 def _print(rank: int, process: subprocess.Popen[str], count: int) -> list[threading.Thread]:
     prefix = f"[{rank:>{len(str(count - 1))}}] " if count > 1 else ""
 
-    def passing_on(source: IO[str], target: IO[str]) -> None:
-        for line in source:
+    def passing_on(source: IO[str] | None, target: IO[str]) -> None:
+        for line in source or ():
             target.write(prefix + (line if line.endswith("\n") else line + "\n"))
             target.flush()
 

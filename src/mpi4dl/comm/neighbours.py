@@ -25,7 +25,7 @@ T = TypeVar("T")
 _PIECE = 2**22  # bytes that are reduced at once: what is under way should fit the cache
 _LARGE = 2**16  # bytes from which each of several ranks reduces a share, and not everything
 _HALF = (torch.bfloat16, torch.float16)
-_COMBINE: dict[ReduceOp, Callable[[Tensor, Tensor], Tensor]] = {
+_COMBINE: dict[ReduceOp, Callable[..., Tensor]] = {
     "sum": torch.add,
     "max": torch.maximum,
     "min": torch.minimum,
@@ -142,6 +142,11 @@ class NeighbourCommunicator:
         return {rank: self.expect(rank) for rank in self._others}
 
     def _combine(self, piece: Tensor, numbers: dict[int, int], op: ReduceOp) -> None:
+        if self.size == 2 and piece.dtype not in _HALF:
+            # In place: of two values it does not matter which one comes first.
+            ((peer, number),) = numbers.items()
+            self.read(peer, number, piece, lambda other: _COMBINE[op](piece, other, out=piece))
+            return
         if self.size == 2 or piece.numel() * piece.element_size() < _LARGE:
             piece.copy_(self._combined(piece, numbers, slice(None), op))
             return

@@ -80,7 +80,8 @@ class Batch:
     def __str__(self) -> str:
         """For ranks to compare."""
         leaves = tree_leaves((self._images, self._labels))
-        return ", ".join(map(str, map(_shape_and_dtype, leaves)))
+        kinds = ", ".join(map(str, map(_shape_and_dtype, leaves)))
+        return f"{self.size} × {kinds}"
 
 
 def _shape_and_dtype(x: Any) -> Any:

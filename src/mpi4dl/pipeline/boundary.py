@@ -107,7 +107,11 @@ class Boundary:
         )
 
     def receive_back(self, key: Signature) -> list[Arriving]:
-        return [self._post(plan.own, leaf, plan.sends) for leaf, plan in self._differentiable(key)]
+        """What all sources have alike has its gradient at the first; that of the others is zero."""
+        return [
+            self._post(leaf.shape if leaf.before is None else plan.own, leaf, plan.sends)
+            for leaf, plan in self._differentiable(key)
+        ]
 
     # ── both ─────────────────────────────────────────────────────────────────────────────────
 

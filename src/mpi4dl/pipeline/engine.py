@@ -127,7 +127,7 @@ class Engine:
     def _forward(self, action: Action) -> None:
         step, held = self._step, self._held(action)
         value, entrances = self._input(action, held)
-        work = Work(entrances)
+        work = Work(entrances, splits=not held.layers.recomputes)
         with self._random(action), self._watched(action, held):
             value = held.layers(value)
             if action.stage < self._last:

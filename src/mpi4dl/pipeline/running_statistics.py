@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from ..comm.communicator import Communicator
 
@@ -142,8 +142,9 @@ class _Seen:
         with torch.no_grad():
             for name, total in zip(_NAMES, self.sums, strict=False):
                 getattr(norm, name).copy_(before[name] * keep + total * gain)
+            # An instance normalisation has that number and leaves it at zero.
             if trained is not None and norm.num_batches_tracked is not None:
-                norm.num_batches_tracked.copy_(trained + moves)
+                norm.num_batches_tracked.copy_(trained + moves * isinstance(norm, _BatchNorm))
 
 
 def _last_seen(norm: _NormBase) -> tuple[Tensor, Tensor]:

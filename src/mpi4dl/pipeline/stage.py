@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from torch.utils.checkpoint import checkpoint
 
 from ..spatial.fused_halo import FusedHalo
@@ -28,6 +28,9 @@ class Work:
 
     entrances: list[Tensor]
     """Leaves: where the gradient of the stage's input will be."""
+    splits: bool = True
+    """Whether a backward comes in two parts. Where activations are computed again, each part would
+    do that once more for every operator, so the first part is all of it."""
     description: Description | None = None
     outputs: list[Tensor] = field(default_factory=list)
     """This rank's part of each, or the loss; until they are passed on."""
@@ -54,6 +57,8 @@ class Work:
 
     def backward_of_input(self) -> list[Tensor]:
         """The input's gradient; what the parameters need for theirs is kept."""
+        if not self.splits:
+            return self.backward()
         if self.roots:
             self.second_part = SplitBackward(self.roots, self.gradients, self.entrances)
         return self._done()
@@ -81,13 +86,14 @@ class StageLayers:
         self._device = device
         fused = plan.fused_layers if plan.halo_d2 and plan.kind(stage) is StageKind.SPATIAL else 0
         again = int(plan.checkpoint_activations)
+        self.recomputes = again > 0
         units: list[nn.Module] = list(layers)
         if fused:
             units = [FusedHalo(_row(group)) for group in _groups(units, fused)]
         # As many layers again as were asked for, in whole units.
         size = max(1, again // fused) if fused else again
         self._calls: list[Callable[[Any], Any]] = (
-            [_recomputed(_row(group)) for group in _groups(units, size)] if again else list(units)
+            [_Recomputed(_row(group)) for group in _groups(units, size)] if again else list(units)
         )
 
     def __call__(self, value: Any) -> Any:
@@ -114,15 +120,26 @@ def _row(layers: Sequence[nn.Module]) -> nn.Module:
     return layers[0] if len(layers) == 1 else nn.Sequential(*layers)
 
 
-def _recomputed(module: nn.Module) -> Callable[[Any], Any]:
-    """Activations are computed again in backward. Any nesting of tensors passes a checkpoint."""
+class _Recomputed:
+    """Activations are computed again in backward. Any nesting of tensors passes a checkpoint.
 
-    def call(value: Any) -> Any:
+    What the layers get must be there for the second time. So if they write to it, as an in-place
+    ReLU does, they get a copy: always at first, when it is seen whether they do.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._writes: dict[bool, bool] = {}  # in training, and in evaluation
+
+    def __call__(self, value: Any) -> Any:
         leaves, structure = tree_flatten(value)
+        return checkpoint(self._call, structure, *leaves, use_reentrant=False)
 
-        def of_leaves(*given: Any) -> Any:
-            return module(tree_unflatten(list(given), structure))
-
-        return checkpoint(of_leaves, *leaves, use_reentrant=False)
-
-    return call
+    def _call(self, structure: TreeSpec, *leaves: Any) -> Any:
+        training = self._module.training
+        if self._writes.get(training, True):
+            leaves = tuple(x.clone() if isinstance(x, Tensor) else x for x in leaves)
+        result = self._module(tree_unflatten(list(leaves), structure))
+        written = any(isinstance(x, Tensor) and x._version > 0 for x in leaves)
+        self._writes.setdefault(training, written)
+        return result

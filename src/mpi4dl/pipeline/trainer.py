@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from hashlib import sha256
 from typing import Any, Literal
 
 import torch
@@ -89,7 +90,6 @@ class Trainer:
         self._scale = LossScale(enabled=plan.precision == "fp16")
         self._engine = Engine(setup)
         self._programs: dict[tuple[bool, int], Program] = {}
-        self._agreed: set[str] = set()
         self._steps = 0
         # Drawn from the numbers that all ranks have in common, and rank 0's if they have not.
         self._seed = shared(int(torch.randint(2**62, ())), world, where)[0]
@@ -114,8 +114,8 @@ class Trainer:
     def _update(self, norm: float, finite: bool) -> None:
         if finite:
             factor = 1.0
-            if self._clip is not None and norm > self._clip:
-                factor = self._clip / (norm + 1e-6)  # as torch.nn.utils.clip_grad_norm_
+            if self._clip is not None:  # as torch.nn.utils.clip_grad_norm_
+                factor = min(1.0, self._clip / (norm + 1e-6))
             self._scale.unscale(self.parameters, factor)
             if self.optimizer is not None:
                 self.optimizer.step()
@@ -168,6 +168,11 @@ class Trainer:
         """A whole model's; each rank keeps its part."""
         self._state.load(state)
 
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        """What this rank did in the last step, and when."""
+        return tuple(self._spans)
+
     def timeline(self) -> Timeline:
         """What every rank did in the last step, and when. Collective."""
         world, device = self._setup.world, self._setup.device
@@ -206,17 +211,18 @@ class Trainer:
 
     def _agree(self, batch: Batch) -> None:
         """A rank that was called with something else would leave the others waiting."""
-        mine = str(batch)
-        if mine in self._agreed:
+        mine, world = str(batch), self._setup.world
+        digest = int.from_bytes(sha256(mine.encode()).digest()[:7], "big")
+        everyone = world.all_gather(torch.tensor([digest], device=self._setup.device))
+        if (everyone == digest).all():
             return
-        texts = shared(mine, self._setup.world, self._setup.device)
+        texts = shared(mine, world, self._setup.device)
         for rank, text in enumerate(texts):
             if text != texts[0]:
                 raise PlanError(
                     f"the ranks do not agree about the batch: rank 0 has {texts[0]}; rank {rank} "
                     f"has {text}. Every rank is called with the same images and labels"
                 )
-        self._agreed.add(mine)
 
     def _totals(self, step: Step) -> tuple[Tensor, float, bool]:
         """The loss, the norm of the gradient, and whether it is finite: of the whole model."""

@@ -15,6 +15,9 @@ zeros, plus what the halo adds to a few outputs along the borders:
 
 Backward mirrors it: the strips' gradients first, which start on their way home; then the tile's;
 then what arrives is added to the tile's border.
+
+A strip is computed with zeros around it, so its outputs cost twice. Where that is more than a copy
+of the tile, which is what the general path has to make, that one is taken (`pays`).
 """
 
 from __future__ import annotations
@@ -33,6 +36,10 @@ from .placement import Placement
 from .regions import Windows, plan
 
 Sizes = tuple[int, ...]
+
+# Measured on CPUs, where the two paths took the same time (`benchmarks/halo_sweep`).
+_COPY = 32  # multiplications that take as long as to copy the value they are done with
+_CACHED = 2**18  # values of a tile that is copied within the processor's cache
 
 
 @dataclass(frozen=True)
@@ -103,6 +110,22 @@ def is_aligned(placement: Placement, windows: Windows) -> bool:
         if before.empty:
             return False
     return True
+
+
+@lru_cache(maxsize=4096)
+def pays(placement: Placement, windows: Windows, channels: int, weights: int) -> bool:
+    """Whether the strips of all tiles cost less than copies of the tiles. The same everywhere.
+
+    `channels` are those of the input for all images, `weights` how many numbers the weight has for
+    each input channel: multiplications for each value.
+    """
+    cells = placement.total * channels // placement.comm.size
+    share = 0.0
+    for dim, window in windows:
+        if isinstance(window, SlidingWindow):
+            axis = placement.dims.index(dim)
+            share += window.reach / min(box[axis].size for box in placement.layout.boxes)
+    return cells >= _CACHED and share * weights <= _COPY
 
 
 @lru_cache(maxsize=4096)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from ..comm.communicator import Communicator
 from ..comm.exchange import first_derivative_only
 
 _HALF = (torch.bfloat16, torch.float16)
+_PIECE = 2**19  # bytes
 Seen = Callable[[Tensor, Tensor], None]  # gets the mean and the biased variance
 
 
@@ -32,9 +34,22 @@ class Statistics:
     eps: float
     comm: Communicator
 
-    @property
+    @cached_property
     def total(self) -> int:
         return sum(self.counts) * self.channels
+
+
+@lru_cache(maxsize=1024)
+def _shares_of(counts: tuple[int, ...], like: tuple[torch.dtype, torch.device]) -> Tensor | None:
+    """What part of all cells each rank has; None if all have as many."""
+    if len(set(counts)) == 1:
+        return None
+    cells = sum(counts)
+    dtype, device = like
+    # A tensor of inference mode could not take part in training afterwards.
+    with torch.inference_mode(False):
+        shares = torch.tensor([n / cells for n in counts], dtype=dtype, device=device)
+    return shares.view(-1, 1, 1)
 
 
 class _ChannelNorm(torch.autograd.Function):
@@ -71,11 +86,7 @@ class _ChannelNorm(torch.autograd.Function):
         over: Statistics = ctx.over
         kind = mean.dtype
         wide, grad_wide = _with_regular_strides(x.to(kind)), _with_regular_strides(grad.to(kind))
-        nothing = mean.new_empty(0)  # kernels of a GPU want saved moments, if only empty ones
-        _, along, straight = torch.ops.aten.native_batch_norm_backward(
-            *(grad_wide, wide, None, mean, var, nothing, nothing),
-            *(False, over.eps, [False, True, True]),
-        )
+        straight, along = _sums(grad_wide, wide, mean, var, over.eps)
         of_weight = None if weight is None else along.to(weight.dtype)
         of_bias = None if ctx.bias_kind is None else straight.to(ctx.bias_kind)
         if not ctx.needs_input_grad[0]:
@@ -83,16 +94,40 @@ class _ChannelNorm(torch.autograd.Function):
             return None, of_weight, of_bias, None, None, None
         slope = None if weight is None else weight.to(kind)
         scale = (var + over.eps).rsqrt_()
-        by_moments = _shares(straight, along, slope, over).mul_(scale).neg_()
+        by_moments = _shares(straight, along, slope, over).mul_(scale)
         factor = scale if slope is None else scale.mul_(slope)
         factor = factor.view(1, -1, *[1] * (x.ndim - 2))
         # What the moments pass back is affine in the normalised input: one pass, by one kernel.
-        if ctx.owned is None:
-            result = _normalized(wide, by_moments, mean, var, over.eps).addcmul_(grad_wide, factor)
-        else:  # a margin is normalised too, but the moments do not depend on it
-            result = grad_wide * factor
-            result[ctx.owned] += _normalized(wide[ctx.owned], by_moments, mean, var, over.eps)
+        result = _normalized(wide, by_moments, mean, var, over.eps)
+        if ctx.owned is not None:  # a margin is normalised too, but the moments do not depend on it
+            for around in _outside(ctx.owned, x.shape):
+                result[around] = 0
+        result.addcmul_(grad_wide, factor)
         return result.to(x.dtype), of_weight, of_bias, None, None, None
+
+
+def _sums(grad: Tensor, x: Tensor, mean: Tensor, var: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Over the cells of each channel: of the gradient, and of gradient · normalised input."""
+    if x.is_cuda:
+        scale = (var + eps).rsqrt()
+        straight, along, _, _ = torch.batch_norm_backward_reduce(
+            grad, x, mean, scale, None, True, False, False
+        )
+        return straight, along * scale
+    _, along, straight = torch.ops.aten.native_batch_norm_backward(
+        grad, x, None, mean, var, None, None, False, eps, [False, True, True]
+    )
+    return straight, along
+
+
+def _outside(owned: tuple[slice, ...], shape: torch.Size) -> list[tuple[slice, ...]]:
+    """What lies around a part of a tensor, side by side; corners twice."""
+    found = []
+    for dim, (part, n) in enumerate(zip(owned, shape, strict=True)):
+        start, stop, _ = part.indices(n)
+        sides = (slice(0, start), slice(stop, n))
+        found += [(*[slice(None)] * dim, side) for side in sides if side.start < side.stop]
+    return found
 
 
 _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
@@ -114,14 +149,14 @@ def _with_regular_strides(x: Tensor) -> Tensor:
 
 
 def _shares(straight: Tensor, along: Tensor, slope: Tensor | None, over: Statistics) -> Tensor:
-    """Means over all cells of slope · gradient, and of slope · gradient · normalised input."""
+    """Minus the means over all cells of slope · gradient, alone and · normalised input."""
     sums = torch.stack([straight, along])
     if slope is not None:  # the same on every rank
         sums.mul_(slope)
     if over.channels > 1:
         sums = sums.view(2, -1, over.channels).sum(2)
     over.comm.all_reduce(sums)
-    sums.div_(over.total)
+    sums.div_(-over.total)
     return sums if over.channels == 1 else sums.repeat_interleave(over.channels, 1)
 
 
@@ -137,8 +172,27 @@ def _of_channels(moment: Tensor, over: Statistics) -> Tensor:
 def _own_moments(x: Tensor, over: Statistics) -> tuple[Tensor, Tensor]:
     if over.counts[over.comm.rank] == 0 or x.is_meta:  # PyTorch has no meta kernel for it
         return x.new_zeros(x.shape[1]), x.new_zeros(x.shape[1])
+    if x.is_cpu and x.ndim > 2 and x.stride(1) > x.stride(-1):
+        return _moments_by_pieces(x)
     mean, var = torch.batch_norm_update_stats(x, None, None, 0.0)
     return mean, var
+
+
+def _moments_by_pieces(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The same, some channels at a time, whose deviations from the mean stay in the cache.
+
+    PyTorch's kernel for such memory on CPUs adds up one number after the other, and takes three
+    times as long. Rows are added up in the dtype of x, and the rows in float64, as there.
+    """
+    dims = [d for d in range(x.ndim) if d != 1]
+    cells = x.numel() // x.shape[1]
+    parts = []
+    for piece in x.split(max(1, _PIECE // (cells * x.element_size())), 1):
+        mean = piece.sum(-1).sum(dims[:-1], dtype=torch.float64).div_(cells).to(x.dtype)
+        square = (piece - mean.view(1, -1, *[1] * (x.ndim - 2))).square_()
+        parts.append(torch.stack([mean, square.mean(dims)]))
+    both = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+    return both[0], both[1]
 
 
 def _combined(mean: Tensor, var: Tensor, over: Statistics) -> tuple[Tensor, Tensor]:
@@ -148,8 +202,7 @@ def _combined(mean: Tensor, var: Tensor, over: Statistics) -> tuple[Tensor, Tens
     if over.comm.size == 1:
         return mean, var
     parts = over.comm.all_gather(torch.stack([mean, var]))
-    cells = sum(over.counts)
-    return _pooled(parts, parts.new_tensor([n / cells for n in over.counts]).view(-1, 1, 1))
+    return _pooled(parts, _shares_of(over.counts, (parts.dtype, parts.device)))
 
 
 def _pooled(parts: Tensor, shares: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -162,6 +215,23 @@ def _pooled(parts: Tensor, shares: Tensor | None = None) -> tuple[Tensor, Tensor
     between = parts[:, 0].sub(mean).square_()
     var += between.mean(0) if shares is None else between.mul_(shares[:, 0]).sum(0)
     return mean, var
+
+
+def running_moments(
+    means: Tensor | None, variances: Tensor | None, momentum: float, count: int, images: int = 1
+) -> Seen:
+    """Moves running statistics towards those of `count` values, averaged over the images."""
+
+    def update(running: Tensor | None, value: Tensor) -> None:
+        if running is not None:
+            mean = value if images == 1 else value.view(images, -1).mean(0)
+            running.lerp_(mean.to(running.dtype), momentum)
+
+    def seen(mean: Tensor, var: Tensor) -> None:
+        update(means, mean)
+        update(variances, var * (count / (count - 1)))
+
+    return seen
 
 
 def channel_norm(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from ..errors import GeometryError
 from ..geometry import SlidingWindow, TransposedWindow, check_output, conv_size, transposed_size
-from .additive_halo import Geometry, convolve, is_aligned
+from .additive_halo import Geometry, convolve, is_aligned, pays
 from .regions import WindowPlan, Windows, check_ordinary, plan, windowed, windows_for
 from .registry import refuse, spatial_op
 from .tile import Tile, alias, wrap
@@ -136,9 +137,11 @@ def _overlaps(x: Tile, windows: Windows, pads: Sequence[tuple[int, int]], weight
         return False
     if not any(isinstance(w, SlidingWindow) for _, w in windows):
         return False
-    if plan(x.placement, windows).moves.is_local:
+    if plan(x.placement, windows).moves.is_local or not is_aligned(x.placement, windows):
         return False
-    return is_aligned(x.placement, windows)
+    shape = alias(x).shape
+    others = prod(n for d, n in enumerate(shape, -len(shape)) if d not in x.placement.dims)
+    return pays(x.placement, windows, others, weight.numel() // max(shape[1], 1))
 
 
 @spatial_op(torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d)

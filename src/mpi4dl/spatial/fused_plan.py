@@ -24,7 +24,7 @@ from ..comm.communicator import Communicator, Done, Message, Pending, ReduceOp
 from ..geometry import Box, Interval, SlidingWindow
 from .margin import POINTWISE, QUESTIONS, USES_MARGINS, Boxes, broadcasts
 from .placement import Placement
-from .regions import Kernel, Native, Windows, windowed
+from .regions import Kernel, Native, Windows, plan, windowed
 from .registry import HANDLERS, answer
 from .tile import Tile, alias, wrap
 from .twin import meta_twin
@@ -217,10 +217,21 @@ def _rounded(boxes: Boxes, trace: Trace) -> Boxes:
     )
 
 
+def _halos(trace: Trace, entering: set[int]) -> int:
+    """How many halos the margins of the tiles that enter take the place of."""
+    wide, found = set(entering), 0
+    for step in trace.steps:
+        if not wide.isdisjoint(step.inputs):
+            wide.add(step.output)
+            found += bool(step.windows) and not plan(step.before, step.windows).moves.is_local
+    return found
+
+
 def entering(module: nn.Module, tiles: Sequence[Tile], call: Any) -> list[Boxes]:
     """The boxes that `tiles` should hold when `call(module, tiles)` begins: a dry run.
 
-    Nothing is computed, sent, drawn or hooked. Where a rank would have nothing, the own boxes.
+    Nothing is computed, sent, drawn or hooked. Where a rank would have nothing, and where the
+    margins would take as many exchanges as the halos do, these are the own boxes.
     """
     silent: dict[int, Communicator] = {}
     trace = Trace()
@@ -236,7 +247,11 @@ def entering(module: nn.Module, tiles: Sequence[Tile], call: Any) -> list[Boxes]
     with torch.random.fork_rng(devices=[]), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what there is to say, the real run says
         call(meta_twin(module), ghosts)
+    own = [tile.placement.layout.boxes for tile in tiles]
     needs = _needs(trace)
     if needs is None:
-        return [tile.placement.layout.boxes for tile in tiles]
+        return own
+    wider = [needs[g.number] != boxes for g, boxes in zip(ghosts, own, strict=True)]
+    if _halos(trace, {g.number for g in ghosts}) <= sum(wider):
+        return own
     return [_rounded(needs[tile.number], trace) for tile in ghosts]

@@ -5,7 +5,8 @@
 
 No padded copy of the tile is made in either direction. The outputs of the sides (`borders.py`)
 are computed anew from small regions and take the place of what the tile alone gave: a maximum
-cannot be put together from two halves as a convolution can.
+cannot be put together from two halves as a convolution can. Backward of the tile alone must pass
+over them (`without`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ..comm.communicator import Communicator, Message
-from ..comm.exchange import first_derivative_only
+from ..comm.exchange import Index, first_derivative_only
 from ..geometry import Interval, SlidingWindow, pool_size
 from .borders import Borders, Side, Sizes
 
@@ -52,6 +53,13 @@ class MaxKernel:
         pool = pool if flat else _aten.max_pool3d_with_indices_backward
         result: Tensor = pool(grad, x, *self.options, indices)
         return result
+
+    def pass_over(self, indices: Tensor, outputs: Index) -> None:
+        """PyTorch's kernels send nothing back where there is no index."""
+        indices[outputs] = -1
+
+    def without(self, grad: Tensor, around: Borders) -> Tensor:
+        return grad
 
     def of_side(self, side: Side) -> MaxKernel:
         """The same over a region that holds every window whole."""
@@ -87,6 +95,18 @@ class AverageKernel:
         pool = _aten.avg_pool2d_backward if flat else _aten.avg_pool3d_backward
         result: Tensor = pool(grad, x, *self.options)
         return result
+
+    def pass_over(self, indices: Tensor, outputs: Index) -> None:
+        return None
+
+    def without(self, grad: Tensor, around: Borders) -> Tensor:
+        """The gradient without that of the sides, which have had theirs."""
+        if not around.sides:
+            return grad
+        grad = grad.clone()
+        for side in around.sides:
+            grad[side.outputs] = 0
+        return grad
 
     def of_side(self, side: Side) -> AverageOfSide:
         return _average_of_side(self, side.cells)
@@ -176,6 +196,7 @@ class _HaloPool(torch.autograd.Function):
         for side in around.sides:
             region = _region(tile, side, arriving, kernel.fill)
             out[side.outputs], chosen = kernel.of_side(side).forward(region)
+            kernel.pass_over(indices, side.outputs)
             saved += [region, chosen]
         ctx.save_for_backward(*saved)
         ctx.kernel, ctx.around, ctx.comm = kernel, around, comm
@@ -198,23 +219,13 @@ class _HaloPool(torch.autograd.Function):
                     going[piece.message][1][piece.there] += back[piece.here]
         coming = [(peer, _sized_as(tile[where])) for peer, where in around.sends]
         pending = ctx.comm.start(going, coming)
-        result = kernel.backward(_inside(grad, around), tile, indices)
+        result = kernel.backward(kernel.without(grad, around), tile, indices)
         for where, part in mine:
             result[where] += part
         pending.wait()
         for (_, where), (_, part) in zip(around.sends, coming, strict=True):
             result[where] += part
         return result, None, None, None
-
-
-def _inside(grad: Tensor, around: Borders) -> Tensor:
-    """The gradient without that of the sides, which have had theirs."""
-    if not around.sides:
-        return grad
-    grad = grad.clone()
-    for side in around.sides:
-        grad[side.outputs] = 0
-    return grad
 
 
 def _sized(like: Tensor, sizes: tuple[tuple[int, int], ...]) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from ..comm.communicator import Communicator
 from ..comm.exchange import first_derivative_only, reduced
-from .channel_norm import Seen, Statistics, channel_norm
+from .channel_norm import Seen, Statistics, channel_norm, running_moments
 from .placement import Placement
 from .reductions import is_cut, widened
 from .regions import refuse_split_channels
@@ -67,9 +68,9 @@ class _Normalize(torch.autograd.Function):
         return result.to(x.dtype), None, None, None, None
 
 
-def _counts(placement: Placement, local: Tensor, dims: tuple[int, ...]) -> tuple[int, ...]:
+def _counts(placement: Placement, local: torch.Size, dims: tuple[int, ...]) -> tuple[int, ...]:
     """How many values each rank has for one statistic, known without asking."""
-    plain = prod(local.shape[d] for d in dims if d not in placement.factors)
+    plain = prod(local[d] for d in dims if d not in placement.factors)
     factors = [f for d in dims for f in placement.factors.get(d, ())]
     plain *= prod(f.extent for f in factors if f.axis < 0)
     axes = [f.axis for f in factors if f.axis >= 0]
@@ -91,7 +92,7 @@ def standardized(x: Tile, dims: tuple[int, ...], eps: float) -> tuple[Tensor, Te
     if not set(placement.cut_dims) <= set(dims) or any(d in dims for d, _ in placement.joined):
         return _moments_mixed(x, dims, eps)
     local = alias(x)
-    counts = _counts(placement, local, dims)
+    counts = _counts(placement, local.shape, dims)
     y, mean, var = _Normalize.apply(local, dims, counts, placement.comm, eps)
     return wrap(y, placement), mean, var
 
@@ -138,22 +139,6 @@ def _check_channels(func: Any, x: Tile) -> None:
         refuse_split_channels(func)
 
 
-def _running(
-    means: Tensor | None, variances: Tensor | None, momentum: float, count: int, images: int = 1
-) -> Seen:
-    """Moves running statistics towards those of `count` values, averaged over the images."""
-
-    def update(running: Tensor | None, value: Tensor) -> None:
-        if running is not None:
-            running.lerp_(value.view(images, -1).mean(0).to(running.dtype), momentum)
-
-    def seen(mean: Tensor, var: Tensor) -> None:
-        update(means, mean)
-        update(variances, var * (count / (count - 1)))
-
-    return seen
-
-
 @spatial_op(F.batch_norm)
 def batch_norm(
     func: Any,
@@ -167,25 +152,29 @@ def batch_norm(
     eps: float = 1e-5,
     cudnn_enabled: bool = True,
 ) -> Tensor:
+    local, placement = alias(input), input.placement
     _check_channels(func, input)
-    _check_affine((input.shape[1],), weight, bias, running_mean, running_var)
+    _check_affine((local.shape[1],), weight, bias, running_mean, running_var)
     if not training and (running_mean is None or running_var is None):
         raise RuntimeError("running_mean and running_var must be defined in evaluation mode")
-    if not training or not input.placement.is_cut or not input.numel():
+    if not training or not placement.is_cut or not placement.global_numel(local.shape):
         local = F.batch_norm(
-            alias(input), running_mean, running_var, weight, bias, training, momentum, eps
+            local, running_mean, running_var, weight, bias, training, momentum, eps
         )
-        return wrap(local, input.placement)
-    shape = input.global_shape
-    dims = tuple(d for d in range(-input.ndim, 0) if d != 1 - input.ndim)
-    count = prod(shape[d] for d in dims)
-    if count <= 1:
-        raise ValueError(f"expected more than 1 value per channel when training, got {shape}")
-    counts = _counts(input.placement, alias(input), dims)
-    over = Statistics(counts, 1, eps, input.placement.comm)
-    seen = _running(running_mean, running_var, momentum, count)
-    y = channel_norm(alias(input), weight, bias, over, owned_part(input), seen)
-    return wrap(y, input.placement)
+        return wrap(local, placement)
+    over = _over_batch(placement, local.shape, eps)
+    if over.total <= 1:
+        got = input.global_shape
+        raise ValueError(f"expected more than 1 value per channel when training, got {got}")
+    seen = running_moments(running_mean, running_var, momentum, over.total)
+    return wrap(channel_norm(local, weight, bias, over, owned_part(input), seen), placement)
+
+
+@lru_cache(maxsize=4096)
+def _over_batch(placement: Placement, shape: torch.Size, eps: float) -> Statistics:
+    """Each channel by itself, over all images and pixels."""
+    dims = tuple(d for d in range(-len(shape), 0) if d != 1 - len(shape))
+    return Statistics(_counts(placement, shape, dims), 1, eps, placement.comm)
 
 
 @spatial_op(torch.batch_norm)
@@ -210,6 +199,12 @@ def owned_part(input: Tile) -> tuple[slice, ...] | None:
     return None if input.margin is None else input.margin.own_part(input)
 
 
+@lru_cache(maxsize=4096)
+def _over_image(placement: Placement, shape: torch.Size, channels: int, eps: float) -> Statistics:
+    counts = _counts(placement, shape, tuple(range(2 - len(shape), 0)))
+    return Statistics(counts, channels, eps, placement.comm)
+
+
 def _per_sample(
     input: Tile,
     groups: int,
@@ -221,8 +216,7 @@ def _per_sample(
     """Groups of channels of each image by themselves: a batch norm of N·C channels."""
     local, placement = alias(input), input.placement
     n, c = local.shape[:2]
-    dims = tuple(range(2 - local.ndim, 0))
-    over = Statistics(_counts(placement, local, dims), c // groups, eps, placement.comm)
+    over = _over_image(placement, local.shape, c // groups, eps)
     slope, shift = (None if p is None else p.repeat(n) for p in (weight, bias))
     merged = local.reshape(1, n * c, *local.shape[2:])
     return wrap(channel_norm(merged, slope, shift, over, None, seen).view(local.shape), placement)
@@ -275,7 +269,7 @@ def instance_norm(
     moments: list[Tensor] = []
     y = _per_sample(input, shape[1], weight, bias, eps, lambda *found: moments.extend(found))
     # PyTorch moves them here, after what a checkpoint may see, and in batch norm before it.
-    _running(running_mean, running_var, momentum, count, shape[0])(*moments)
+    running_moments(running_mean, running_var, momentum, count, shape[0])(*moments)
     return y
 
 

@@ -74,6 +74,10 @@ class Placement:
             shape[dim] = n
         return tuple(shape)
 
+    def global_numel(self, local: Sequence[int]) -> int:
+        """The number of cells of the whole tensor."""
+        return prod(self.global_shape(local))
+
     def local_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
         """The shape of this rank's part of a tensor of the global `shape`."""
         local = list(shape)

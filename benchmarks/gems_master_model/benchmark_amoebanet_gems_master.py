@@ -1,0 +1,8 @@
+#!/usr/bin/env python3
+"""AmoebaNet-D in two directions (GEMS-MASTER); --help shows the flags."""
+
+import sys
+
+from mpi4dl.train import bench
+
+sys.exit(bench("gems", "amoebanet"))

@@ -1,0 +1,101 @@
+"""Trains as a configuration says, and measures each step."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ..comm.communicator import Communicator, use
+from ..comm.objects import shared
+from ..pipeline import Trainer
+from .breakdown import broken_down, mean
+from .configuration import Configuration
+from .data import source
+from .memory import peak_mib
+from .progress import progress
+from .timed import Log, TimedCommunicator
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Of the steps after those that warm up, as rank 0 saw them; and of every rank."""
+
+    losses: list[float]
+    seconds: list[float]
+    ranks: list[dict[str, Any]]
+    """The breakdown of a step on each rank, a mean, and `peak_mib`."""
+
+
+def trained(
+    configuration: Configuration, comm: Communicator, build: Callable[[], nn.Module]
+) -> Measured:
+    """Collective. Of what `build` makes, only this rank's stages are kept."""
+    options, log = configuration.options, Log()
+    device = _device(options.device, comm)
+    with use(TimedCommunicator(comm, log) if comm.size > 1 else comm):
+        trainer = Trainer(
+            build(),
+            configuration.plan,
+            loss=F.cross_entropy,
+            optimizer=partial(torch.optim.SGD, lr=options.lr),
+            device=device,
+        )
+        return _measured(configuration, trainer, comm, log, device)
+
+
+def _measured(
+    configuration: Configuration,
+    trainer: Trainer,
+    comm: Communicator,
+    log: Log,
+    device: torch.device,
+) -> Measured:
+    options, samples = configuration.options, configuration.samples
+    images = source(options, samples)
+    measured = (options.steps or images.steps) * options.num_epochs
+    total = options.warmup + measured
+    bar = progress(comm.rank, total, options.verbose)
+    losses, seconds, breakdowns = [], [], []
+    for step in range(total):
+        log.calls.clear()
+        started = time.perf_counter()
+        loss = trainer.step(*images.batch(step))
+        _synchronize(device)
+        took = time.perf_counter() - started
+        warming = " (warm-up)" if step < options.warmup else ""
+        bar.step(step + 1, f"loss {float(loss):.4f}, {samples / took:.3g} images/s, "
+            f"{peak_mib(device):,.0f} MiB{warming}")  # fmt: skip
+        if not warming:
+            losses.append(float(loss))
+            seconds.append(took)
+            breakdowns.append(broken_down(took, trainer.spans, log.calls))
+    bar.close()
+    own = {**asdict(mean(breakdowns)), "peak_mib": peak_mib(device)}
+    return Measured(losses, seconds, shared(own, comm, device))
+
+
+def _device(asked: str | None, comm: Communicator) -> torch.device:
+    """NCCL binds a GPU to each rank; others share those that there are."""
+    nccl = torch.distributed.is_initialized() and torch.distributed.get_backend() == "nccl"
+    if asked == "cpu" or (asked is None and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if nccl or (asked is None and comm.size > 1):
+        return torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
+    device = torch.device(asked or "cuda")
+    if device.index is not None:
+        return device
+    local_rank = int(os.environ.get("LOCAL_RANK", comm.rank))
+    return torch.device("cuda", local_rank % torch.cuda.device_count())
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
