@@ -90,6 +90,8 @@ def _original(parser: argparse.ArgumentParser) -> None:
     add("--fused-layers", type=count, default=1, help="of how many, with --halo-D2")
     add("--local-DP", type=count, default=1, help="ranks that share the batch of a whole stage")
     add("--slice-method", default="square", help="square, vertical, horizontal, or a grid: 2x3")
+    comm_opt = "GEMS: mirrored ranks exchange gradients point to point"
+    add("--enable-master-comm-opt", action="store_true", help=comm_opt)
 
 
 def _data(parser: argparse.ArgumentParser) -> None:
@@ -102,8 +104,6 @@ def _data(parser: argparse.ArgumentParser) -> None:
         help="1: medical images, a folder for each class; 2: CIFAR-10; 3: synthetic",
     )
     add("--datapath", default="./train", help="where images are, for --app 1 and 2")
-    add("--enable-master-comm-opt", action="store_true", help="GEMS: mirrored ranks exchange "
-        "gradients point to point")  # fmt: skip
     add("--num-workers", type=_integer(0), default=0, help="threads that read files, for --app 1")
 
 
@@ -132,7 +132,7 @@ def _ours(parser: argparse.ArgumentParser, kind: Kind) -> None:
 def _integer(least: int) -> Callable[[str], int]:
     def read(text: str) -> int:
         if not re.fullmatch(r"\s*[+-]?\d+\s*", text):
-            raise argparse.ArgumentTypeError(f" is {text!r}; it must be an integer".strip())
+            raise argparse.ArgumentTypeError(f"is {text!r}; it must be an integer")
         if int(text) < least:
             raise argparse.ArgumentTypeError(f"is {int(text)}; it must be at least {least}")
         return int(text)

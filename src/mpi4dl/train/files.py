@@ -98,8 +98,7 @@ class PictureFolder:
     def __init__(self, path: Path, size: int, classes: int) -> None:
         _need_pillow()
         folders = sorted(f for f in path.iterdir() if f.is_dir()) if path.is_dir() else []
-        found = [[f for f in sorted(folder.rglob("*")) if f.suffix.lower() in _PICTURES]
-                 for folder in folders]  # fmt: skip
+        found = [_pictures(folder) for folder in folders]
         if not any(found):
             raise DataError(
                 f"{_listing(path)}; --app 1 reads a folder of pictures for each class, such as "
@@ -130,6 +129,10 @@ class PictureFolder:
         if whole.size != (self._size, self._size):
             whole = whole.resize((self._size, self._size), Image.Resampling.BILINEAR)
         return _scaled(np.asarray(whole)[rows, columns].transpose(2, 0, 1))
+
+
+def _pictures(folder: Path) -> list[Path]:
+    return [file for file in sorted(folder.rglob("*")) if file.suffix.lower() in _PICTURES]
 
 
 def _need_pillow() -> None:

@@ -71,8 +71,8 @@ def _measured(
         _synchronize(device)
         took = time.perf_counter() - started
         warming = " (warm-up)" if step < options.warmup else ""
-        bar.step(step + 1, f"loss {float(loss):.4f}, {samples / took:.3g} images/s, "
-            f"{peak_mib(device):,.0f} MiB{warming}")  # fmt: skip
+        rate, memory = f"{samples / took:.3g} images/s", f"{peak_mib(device):,.0f} MiB"
+        bar.step(step + 1, f"loss {float(loss):.4f}, {rate}, {memory}{warming}")
         if not warming:
             losses.append(float(loss))
             seconds.append(took)
