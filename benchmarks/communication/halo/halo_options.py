@@ -149,11 +149,11 @@ def layout_for(options: Any) -> Layout:
         layout = Layout.sliced((height, width), options.num_spatial_parts, options.slice_method)
     except Mpi4dlError as error:
         refuse(f"--slice-method: {error}")
-    if any(box.empty for box in layout.boxes):
-        rows, columns = (len({box[axis].start for box in layout.boxes}) for axis in (0, 1))
+    without = sum(box.empty for box in layout.boxes)
+    if without:
         refuse(
-            f"an image of {height} x {width} pixels has too few for {options.num_spatial_parts} "
-            f"tiles ({options.slice_method}), of which {rows} x {columns} would hold any: use a "
-            "larger --image-size, or fewer --num-spatial-parts"
+            f"an image of {height} x {width} pixels is too small for {options.num_spatial_parts} "
+            f"tiles ({options.slice_method}), of which {without} would hold no pixel: use a larger "
+            "--image-size, or fewer --num-spatial-parts"
         )
     return layout

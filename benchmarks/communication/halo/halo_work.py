@@ -93,8 +93,12 @@ def as_tile(pixels: Tensor, layout: Layout, comm: Communicator) -> Tile:
 
 
 def convolution(options: Any) -> nn.Conv2d:
-    """The same weights on every rank."""
-    torch.manual_seed(0)
+    """The same weights on every rank, whatever else it has drawn."""
     size, padding = 2 * options.halo_len + 1, options.halo_len
     conv = nn.Conv2d(options.in_channels, options.out_channels, size, padding=padding)
+    generator = torch.Generator().manual_seed(0)
+    bound = (options.in_channels * size * size) ** -0.5
+    with torch.no_grad():
+        for parameter in conv.parameters():
+            parameter.uniform_(-bound, bound, generator=generator)
     return conv.to(options.device)

@@ -2,8 +2,8 @@
 
     python benchmarks/communication/halo/sweep.py --in-channels 64 --picture halo.png
 
-All configurations run in one start of the ranks. A band reaches from the fastest iteration to the
-95th percentile; the line is the median. Bandwidth is that of the rank that receives most.
+All configurations run in one start of the ranks. Lines are medians, dotted ones the fastest
+iterations. Bandwidth is that of the rank that receives most.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ def draw(runs: Sequence[dict[str, Any]], path: Path) -> None:
     """A column for each slice method; latency above, bandwidth below; a line for each halo."""
     from matplotlib import colormaps
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
     methods = list(dict.fromkeys(run["slice_method"] for run in runs))
     halos = sorted({run["halo_len"] for run in runs})
@@ -69,29 +70,41 @@ def draw(runs: Sequence[dict[str, Any]], path: Path) -> None:
             found = [run["results"][0] for run in chosen]
             sizes = [(run["image_size"][0] * run["image_size"][1]) ** 0.5 for run in chosen]
             name, colour = f"halo {halo}", colours[halo]
-            low, high = ([r[key] for r in found] for key in ("min_ms", "p95_ms"))
-            latency.fill_between(sizes, low, high, color=colour, alpha=0.15, linewidth=0)
             latency.plot(sizes, [r["median_ms"] for r in found], "o-", color=colour, label=name)
+            latency.plot(sizes, [r["min_ms"] for r in found], ":", color=colour, alpha=0.8)
             rates = [max(r["bandwidth_mb_per_s"]) for r in found]
-            bandwidth.plot(sizes, rates, "o-", color=colour, label=name)
-        _scale(latency, sorted({run["image_size"] for run in runs}))
-        bandwidth.set_yscale("log")
-        bandwidth.grid(alpha=0.3)
+            bandwidth.plot(sizes, rates, "o-", color=colour)
+            fastest = [max(r["received_bytes"]) / r["min_ms"] / 1e3 for r in found]
+            bandwidth.plot(sizes, fastest, ":", color=colour, alpha=0.8)
+        sides = sorted({(run["image_size"][0] * run["image_size"][1]) ** 0.5 for run in runs})
+        _scale(latency, sides)
+        _scale(bandwidth, sides)
         bandwidth.set_xlabel("side of the image, pixels")
     grid[0, 0].set_ylabel("latency, ms")
     grid[1, 0].set_ylabel("received by a rank, MB/s")
-    grid[0, 0].legend(frameon=False)
+    lines, names = grid[0, 0].get_legend_handles_labels()
+    fastest_line = Line2D([], [], linestyle=":", color="grey")
+    figure.legend(
+        [*lines, fastest_line],
+        [*names, "fastest iteration"],
+        loc="outside lower center",
+        ncols=len(halos) + 1,
+        frameon=False,
+    )
     figure.suptitle(_title(runs[0]), fontsize=10)
     figure.savefig(path, dpi=150)
 
 
-def _scale(axis: Any, sizes: Sequence[Sequence[int]]) -> None:
+def _scale(axis: Any, sides: Sequence[float]) -> None:
+    from matplotlib.ticker import LogLocator
+
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")
-    axis.grid(alpha=0.3)
-    sides = [(height * width) ** 0.5 for height, width in sizes]
     axis.set_xticks(sides, [f"{side:.0f}" for side in sides])
+    axis.yaxis.set_major_locator(LogLocator(10, (1, 2, 5)))
+    axis.yaxis.set_major_formatter("{x:g}")
     axis.minorticks_off()
+    axis.grid(alpha=0.3)
 
 
 def _title(run: dict[str, Any]) -> str:
