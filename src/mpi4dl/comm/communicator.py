@@ -7,7 +7,7 @@ Implementations: `Serial` (one process), `ProcessGroupCommunicator` (torch.distr
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Literal, Protocol
@@ -60,6 +60,22 @@ class Communicator(Protocol):
     def all_gather(self, tensor: Tensor) -> Tensor:
         """Equal shapes from all ranks, stacked along a new first dimension in rank order."""
         ...
+
+
+class Subgroups:
+    """What `subgroup` gives, made once for every group of ranks and use."""
+
+    def __init__(self, rank: int, make: Callable[[tuple[int, ...], str], Communicator]) -> None:
+        self._rank, self._make = rank, make
+        self._made: dict[tuple[tuple[int, ...], str], Communicator] = {}
+
+    def __call__(self, ranks: Sequence[int], use: str) -> Communicator | None:
+        if self._rank not in ranks:
+            return None
+        key = (tuple(ranks), use)
+        if key not in self._made:
+            self._made[key] = SERIAL if len(ranks) == 1 else self._make(*key)
+        return self._made[key]
 
 
 class Done:

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..communicator import SERIAL, Communicator, Done, Message, Pending, ReduceOp
+from ..communicator import Communicator, Done, Message, Pending, ReduceOp, Subgroups
 from . import operations
 from .buffers import incoming, is_ready, memory, outgoing
 from .library import mpi
@@ -111,16 +111,14 @@ class MpiCommunicator:
         self._comm = world().group(self.ranks)
         self._timeout = timeout
         self._exchanges: dict[_Key, Exchange] = {}
-        self._subgroups: dict[tuple[tuple[int, ...], str], MpiCommunicator] = {}
+        self._subgroups = Subgroups(self.rank, self._subgroup)
         atexit.register(self._release)
 
     def subgroup(self, ranks: Sequence[int], use: str = "") -> Communicator | None:
-        if self.rank not in ranks or len(ranks) == 1:
-            return SERIAL if self.rank in ranks else None
-        key = (tuple(ranks), use)
-        if key not in self._subgroups:
-            self._subgroups[key] = MpiCommunicator([self.ranks[r] for r in ranks], self._timeout)
-        return self._subgroups[key]
+        return self._subgroups(ranks, use)
+
+    def _subgroup(self, ranks: tuple[int, ...], use: str) -> MpiCommunicator:
+        return MpiCommunicator([self.ranks[rank] for rank in ranks], self._timeout)
 
     def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Pending:
         if not sends and not receives:
