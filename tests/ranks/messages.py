@@ -6,12 +6,19 @@ import sys
 import pytest
 import torch
 import torch.distributed as dist
+from backend import started
 
 import mpi4dl
+from mpi4dl.comm.mpi.communicator import MpiCommunicator
 from mpi4dl.comm.neighbours import NeighbourCommunicator
 from mpi4dl.comm.process_group import ProcessGroupCommunicator
 
-KINDS = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int32)
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int32)
+KINDS = {
+    "shared": NeighbourCommunicator,
+    "gloo": ProcessGroupCommunicator,
+    "mpi": MpiCommunicator,
+}
 
 
 def values(rank, *shape, dtype=torch.float64):
@@ -35,7 +42,7 @@ def exchanges(comm):
 
 
 def reductions(comm):
-    for dtype in KINDS:
+    for dtype in DTYPES:
         for shape in ((), (0,), (3, 5), (257, 129), (3_000_001,)):
             parts = [values(rank, *shape, dtype=dtype) for rank in range(comm.size)]
             together = torch.stack(parts)
@@ -79,6 +86,41 @@ def wrong_size(comm):
         comm.start([(peer, torch.ones(3))], [(source, torch.ones(4))]).wait()
 
 
+def subgroups(comm):
+    """In another order, and twice with other uses, whose messages do not mix."""
+    backwards = list(reversed(range(comm.size)))
+    one, two = comm.subgroup(backwards), comm.subgroup(backwards, "other")
+    assert one is comm.subgroup(backwards)
+    assert one.rank == comm.size - 1 - comm.rank
+    peer, source = (one.rank + 1) % one.size, (one.rank - 1) % one.size
+    first, second = torch.empty(2), torch.empty(2)
+    groups = ((1.0, one), (2.0, two))
+    sends = [group.start([(peer, torch.full((2,), k))], []) for k, group in groups]
+    two.start([], [(source, second)]).wait()
+    one.start([], [(source, first)]).wait()
+    for sent in sends:
+        sent.wait()
+    assert first.tolist() == [1, 1]
+    assert second.tolist() == [2, 2]
+    assert (comm.subgroup([0]) is None) == (comm.rank != 0)
+
+
+def same_addresses(comm):
+    """The same buffers again and again, also while they are still under way."""
+    peer, source = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    for size in (3, 100_000):
+        mine, arrived = torch.empty(size), torch.empty(size)
+        for turn in range(50):
+            mine.fill_(turn + comm.rank)
+            comm.start([(peer, mine)], [(source, arrived)]).wait()
+            assert (arrived == turn + source).all()
+    twice = [comm.start([(peer, mine)], []) for _ in range(2)]
+    for _ in range(2):
+        comm.start([], [(source, arrived)]).wait()
+    for sent in twice:
+        sent.wait()
+
+
 def death(comm):
     """A rank that ends is missed by those that wait for it."""
     dist.barrier()
@@ -92,15 +134,21 @@ def death(comm):
 
 
 def main():
+    if sys.argv[1] == "mpi":
+        started("mpi4py")
     comm = mpi4dl.init()
-    kind = NeighbourCommunicator if sys.argv[1] == "shared" else ProcessGroupCommunicator
-    assert type(comm) is kind, comm
+    assert type(comm) is KINDS[sys.argv[1]], comm
     exchanges(comm)
     reductions(comm)
     many_unread(comm)
     print(f"rank {comm.rank}: all arrived", flush=True)
-    if sys.argv[1] == "shared":
+    if sys.argv[1] != "gloo":
         wrong_size(comm)
+    if sys.argv[1] == "mpi":
+        subgroups(comm)
+        same_addresses(comm)
+        dist.destroy_process_group()
+    if sys.argv[1] == "shared":
         death(comm)
 
 

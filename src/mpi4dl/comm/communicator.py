@@ -1,12 +1,13 @@
 """What training needs from a group of ranks: exchange, all-reduce, all-gather. Nothing else.
 
-Three implementations: `Serial` (one process), `ProcessGroupCommunicator` (torch.distributed) and
+Implementations: `Serial` (one process), `ProcessGroupCommunicator` (torch.distributed),
+`NeighbourCommunicator` (shared memory of one machine), `MpiCommunicator` (MPI directly) and
 `ThreadCommunicator` (ranks that are threads of one process, for tests and for looking around).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Literal, Protocol
@@ -43,8 +44,8 @@ class Communicator(Protocol):
     def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Pending:
         """Begin to send and receive. At most one message for each pair of ranks and direction.
 
-        What is sent may change as soon as this returns, unless the transport is NCCL or Gloo:
-        there, when the wait is over. Exchanges may be waited for in any order.
+        What is sent may change as soon as this returns, unless the transport is NCCL, Gloo or
+        MPI: there, when the wait is over. Exchanges may be waited for in any order.
         """
         ...
 
@@ -59,6 +60,22 @@ class Communicator(Protocol):
     def all_gather(self, tensor: Tensor) -> Tensor:
         """Equal shapes from all ranks, stacked along a new first dimension in rank order."""
         ...
+
+
+class Subgroups:
+    """What `subgroup` gives, made once for every group of ranks and use."""
+
+    def __init__(self, rank: int, make: Callable[[tuple[int, ...], str], Communicator]) -> None:
+        self._rank, self._make = rank, make
+        self._made: dict[tuple[tuple[int, ...], str], Communicator] = {}
+
+    def __call__(self, ranks: Sequence[int], use: str) -> Communicator | None:
+        if self._rank not in ranks:
+            return None
+        key = (tuple(ranks), use)
+        if key not in self._made:
+            self._made[key] = SERIAL if len(ranks) == 1 else self._make(*key)
+        return self._made[key]
 
 
 class Done:

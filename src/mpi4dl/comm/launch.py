@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from ..errors import LaunchError
+from . import mpi
 from .communicator import SERIAL, Communicator, override
 from .launchers import TORCHRUN, Started, started_by
 from .local_ranks import run_local_ranks
@@ -170,6 +171,8 @@ def communicator(group: dist.ProcessGroup | None = None) -> Communicator:
 
 
 def _of_tiles(group: dist.ProcessGroup) -> Communicator:
+    if mpi.serves(group):
+        return mpi.connect(group)
     ranks = dist.get_process_group_ranks(group)
     finding = ProcessGroupCommunicator(group, ranks, _connected)
     near = on_one_machine(finding)

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .communicator import SERIAL, Communicator, Done, Message, Pending, ReduceOp
+from .communicator import Communicator, Done, Message, Pending, ReduceOp, Subgroups
 from .process_group import ProcessGroupCommunicator
 from .shared_memory import Neighbour, PostOffice, Wait, machine, supported
 
@@ -67,21 +67,14 @@ class NeighbourCommunicator:
             for rank, (process, file) in enumerate(offices)
             if rank != self.rank
         }
-        self._subgroups: dict[tuple[tuple[int, ...], str], NeighbourCommunicator] = {}
+        self._subgroups = Subgroups(rank, self._subgroup)
         crowded = self.size > len(os.sched_getaffinity(0))
         self._wait = Wait(crowded, lambda peer: self._others[peer].alive())
 
     def subgroup(self, ranks: Sequence[int], use: str = "") -> Communicator | None:
-        if self.rank not in ranks:
-            return None
-        if len(ranks) == 1:
-            return SERIAL
-        key = (tuple(ranks), use)
-        if key not in self._subgroups:
-            self._subgroups[key] = self._connected(ranks)
-        return self._subgroups[key]
+        return self._subgroups(ranks, use)
 
-    def _connected(self, ranks: Sequence[int]) -> NeighbourCommunicator:
+    def _subgroup(self, ranks: tuple[int, ...], use: str) -> NeighbourCommunicator:
         """Nobody else has to know of it: its members tell each other where their offices are."""
         office = PostOffice(len(ranks))
         address = torch.tensor([os.getpid(), office.file])

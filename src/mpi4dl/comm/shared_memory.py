@@ -48,6 +48,15 @@ def machine() -> str:
     return f"{boot} {os.readlink('/proc/self/ns/pid')} {os.getuid()}"
 
 
+def runs(process: int) -> bool:
+    """Whether a process of this machine has not ended."""
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except OSError:
+        return False
+    return state not in ("Z", "X")
+
+
 def _new_file(size: int) -> int:
     file = os.memfd_create("mpi4dl")
     # Reserved now: where memory is short this is an error, and not a signal in the middle of work.
@@ -159,11 +168,7 @@ class Neighbour:
         words[slot + _TAKEN] = number
 
     def alive(self) -> bool:
-        try:
-            state = Path(f"/proc/{self._process}/stat").read_text().rsplit(")", 1)[1].split()[0]
-        except OSError:
-            return False
-        return state not in ("Z", "X")
+        return runs(self._process)
 
     def _segment(self, number: int) -> Tensor:
         while len(self._segments) <= number:
@@ -211,9 +216,11 @@ class Wait:
         self._asleep(words, where, value, peer)
 
     def _asleep(self, words: memoryview, where: int, value: int, peer: int) -> None:
-        started = checked = time.monotonic()
+        started = checked = now = time.monotonic()
         while words[where] != value:
-            time.sleep(5e-5)
+            # To look is work, which a rank that computes may need the core for. The longer it has
+            # been, the less often: what comes is noticed a fiftieth later.
+            time.sleep(min(max(5e-5, (now - started) / 50), 1e-3))
             now = time.monotonic()
             if now - checked < 1.0:
                 continue

@@ -15,7 +15,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from .communicator import SERIAL, Communicator, Message, Pending, ReduceOp, use
+from .communicator import Communicator, Message, Pending, ReduceOp, Subgroups, use
 
 T = TypeVar("T")
 
@@ -123,7 +123,7 @@ class ThreadCommunicator:
         self._world = world
         self.rank = rank
         self.size = world.size
-        self._groups: dict[tuple[tuple[int, ...], str], ThreadCommunicator] = {}
+        self._subgroups = Subgroups(rank, self._subgroup)
 
     @property
     def messages_sent(self) -> int:
@@ -131,15 +131,10 @@ class ThreadCommunicator:
         return self._world.sent
 
     def subgroup(self, ranks: Sequence[int], use: str = "") -> Communicator | None:
-        if self.rank not in ranks:
-            return None
-        if len(ranks) == 1:
-            return SERIAL
-        key = (tuple(ranks), use)
-        if key not in self._groups:
-            world = self._world.group(*key)
-            self._groups[key] = ThreadCommunicator(world, ranks.index(self.rank))
-        return self._groups[key]
+        return self._subgroups(ranks, use)
+
+    def _subgroup(self, ranks: tuple[int, ...], use: str) -> ThreadCommunicator:
+        return ThreadCommunicator(self._world.group(ranks, use), ranks.index(self.rank))
 
     def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Pending:
         for peer, tensor in sends:
