@@ -41,6 +41,8 @@ MISTAKES = [
     ("layer resnet --precision fp8", "--precision: invalid choice: 'fp8'"),
     ("layer resnet --schedule gpip", "did you mean gpipe?"),
     ("layer resnet --backend pigeon", "there is no backend 'pigeon' here: use one of"),
+    ("layer resnet --backend mpi", "mpi4py is for ranks that mpirun starts: use mpirun -np 2"),
+    ("layer resnet --backend mpi4py", "mpi4py is for ranks that mpirun starts: use mpirun -np 2"),
     ("layer resnet --device quantum", "--device is 'quantum': use cpu, cuda or cuda:1"),
     ("spatial resnet --slice-method diagonal", "unknown slice method 'diagonal': use square"),
     # stages and layers

@@ -26,7 +26,7 @@ from .data import source
 from .kinds import KINDS, TITLES, Kind
 from .loop import trained
 from .report import report_text, write_report
-from .surroundings import check_surroundings
+from .surroundings import backend_of, check_surroundings
 
 _EXAMPLES = {
     "layer": "--image-size 256 --batch-size 4 --split-size 2 --parts 2",
@@ -123,10 +123,7 @@ def _start_ranks(configuration: Configuration, arguments: Sequence[str]) -> int:
 def _run(configuration: Configuration, started: Started | None) -> None:
     options, plan = configuration.options, configuration.plan
     _share_threads(started)
-    backend = options.backend
-    if backend is None and options.device == "cpu" and torch.cuda.is_available():
-        backend = "gloo"
-    comm = init(backend, ranks=1)
+    comm = init(backend_of(options), ranks=1)
     if comm.rank == 0:
         notes = [f"note: {note}" for note in configuration.notes()]
         print("\n".join([configuration.title, "", str(plan), "", *notes]), flush=True)

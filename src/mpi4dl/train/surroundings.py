@@ -8,16 +8,31 @@ from argparse import Namespace
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 from ..comm.launch import check_backend
 from ..comm.launchers import Started
 from ..errors import LaunchError, UsageError
 
+_MPI = ("mpi", "mpi4py")
+
+
+def backend_of(options: Namespace) -> str | None:
+    """What was asked for. `mpi` is mpi4py, unless this PyTorch has an MPI of its own."""
+    asked: str | None = options.backend or os.environ.get("MPI4DL_BACKEND")
+    if asked is None and options.device == "cpu" and torch.cuda.is_available():
+        return "gloo"
+    return "mpi4py" if asked == "mpi" and not dist.is_mpi_available() else asked
+
 
 def check_surroundings(options: Namespace, started: Started | None, ranks: int) -> None:
     """`ranks`: of all machines; without a launcher they are all started here."""
-    backend = options.backend or os.environ.get("MPI4DL_BACKEND")
+    backend = backend_of(options)
     check_backend(backend)
+    if backend in _MPI and started is None and ranks > 1:
+        raise LaunchError(
+            f"{backend} is for ranks that mpirun starts: use mpirun -np {ranks}, or --backend gloo"
+        )
     _check_device(options.device)
     _check_gpus(options, backend, started, ranks)
     _check_report(options.json)
