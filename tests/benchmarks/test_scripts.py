@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import runpy
@@ -10,9 +11,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from mpi4dl import cli
-from mpi4dl.train import KINDS, MODELS
+from mpi4dl.train import KINDS, MODELS, doctor
 from mpi4dl.train.completion import SHELLS
 from mpi4dl.train.doctor import EXACT, self_test
 from support.ranks import UNDER_TORCHRUN
@@ -111,6 +113,28 @@ def test_the_doctor_trains_on_two_ranks():
     assert error == ""
     assert findings["gradient error"] <= EXACT
     assert all(value > 0 for value in findings.values())
+
+
+FINE = {"gradient error": 1e-14, "exchange of 8 bytes": 1e-5}
+
+
+@pytest.mark.parametrize(
+    ("outcome", "code", "said"),
+    [
+        ((FINE, ""), 0, "as in one process (relative error 1.0e-14, float64)"),
+        (({**FINE, "gradient error": 1e-3}, ""), 1, "do not train"),
+        (({**FINE, "exchange of 8 bytes": 0.01}, ""), 0, "small messages are slow"),
+        (({}, "failed with exit code 1: nobody there"), 1, "nobody there"),
+    ],
+)
+def test_the_doctor_says_what_is_here_and_what_to_do(outcome, code, said, monkeypatch, capsys):
+    monkeypatch.setattr(doctor, "self_test", lambda: outcome)
+    assert cli.main(["doctor"]) == code
+    shown = capsys.readouterr().out
+    assert said in shown
+    assert f"torch       {torch.__version__}" in shown
+    if importlib.util.find_spec("mpi4py"):
+        assert re.search(r"^  MPI         (?!mpi4py).*\d", shown, flags=re.M)
 
 
 @pytest.mark.parametrize("shell", SHELLS)

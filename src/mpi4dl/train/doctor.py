@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -63,7 +64,7 @@ def _mpi_library() -> str:
         return "mpi4py is not installed"
     question = (
         "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; "
-        "print(MPI.Get_libraryinstalled())"
+        "print(MPI.Get_library_version())"
     )
     done = _asked([sys.executable, "-c", question])
     if done is None or done.returncode or not done.stdout.strip():
@@ -100,8 +101,8 @@ def _first_line(launcher: str, path: str) -> str:
     if launcher == "torchrun":
         return ""
     done = _asked([path, "--version"])
-    lines = done.stdout.split("\n") if done and done.returncode == 0 else []
-    return next((f" ({line.strip()})" for line in lines if line.strip()), "")
+    lines = done.stdout.splitlines() if done and done.returncode == 0 else []
+    return next((f" ({' '.join(line.split())})" for line in lines if re.search(r"\d", line)), "")
 
 
 def self_test() -> tuple[dict[str, float], str]:
