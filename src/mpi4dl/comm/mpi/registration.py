@@ -50,7 +50,7 @@ def serves(group: dist.ProcessGroup) -> bool:
 
 
 def connect(group: Any) -> Communicator:
-    """For tiles on the ranks of a group that this backend `serves`. They all call it; they suffice."""
+    """For tiles on the ranks of a group that this backend `serves`. All of them call it."""
     from .communicator import MpiCommunicator
 
     return MpiCommunicator(group.ranks, group.timeout) if group.size() > 1 else SERIAL
