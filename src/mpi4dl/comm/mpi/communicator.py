@@ -49,8 +49,10 @@ class Exchange(Task):
         self.large = largest >= _LARGE
 
     def start(self, keep: Sequence[Tensor]) -> None:
-        self._keep, self.done, self.awaited = keep, False, False
+        self._keep = keep
         self._start_all(self._requests)
+        # Only now: what is not under way looks complete to MPI, and the progress thread may look.
+        self.done = self.awaited = False
         if self.large:
             progress().add(self)
 
