@@ -1,9 +1,9 @@
 """The thread that advances operations while nobody waits for them.
 
 MPI moves large messages, and computes sums, only inside its own calls. A thread that sat in one
-would occupy a core; this one looks now and then, while there is something to look for, and
-otherwise sleeps until told. Telling a sleeping thread takes longer than a short message, so it
-stays half awake for a moment after the last operation.
+would occupy a core; this one looks now and then. Each look takes Python's lock from the thread that
+trains, which on a busy machine may cost it milliseconds. So where operations are waited for as soon
+as they have begun, the looks become rare, and where one is found alone, frequent.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from functools import lru_cache
 
 from .task import Task
 
-_AWAITED = 2e-5  # seconds between looks where a future is to be completed
-_UNDER_WAY = 2e-4  # where the caller will wait by itself
-_NOTHING = 1e-3
+_FUTURE = 2e-5  # seconds between looks where a future is to be completed
+_UNDER_WAY = 2e-4  # where something is under way that nobody waits for
+_RARELY = 0.1  # where all is waited for: each pause is twice the last, up to this
+_SLEEPS = 10  # such pauses without a new operation, until it sleeps
 _DOUBT = 1.0  # between looks at whether the others still run
-_DROWSY = 100  # looks at nothing before it sleeps
 
 
 class Progress:
@@ -39,6 +39,10 @@ class Progress:
         if self._asleep:
             self._wake.set()
 
+    def hurry(self) -> None:
+        """Somebody wants to be told when an operation is over, and will not wait for it."""
+        self._wake.set()
+
     def stop(self) -> None:
         """Before MPI ends."""
         self._stopped = True
@@ -46,22 +50,23 @@ class Progress:
         self._thread.join()
 
     def _run(self) -> None:
-        idle = 0
+        pause, idle = _UNDER_WAY, 0
         while not self._stopped:
-            pause = self._look()
-            idle = idle + 1 if pause == _NOTHING else 0
-            if idle <= _DROWSY:
-                time.sleep(pause)
+            idle = 0 if self._tasks else idle + 1
+            found = self._look()
+            pause = found or min(2 * pause, _RARELY)
+            if found == _FUTURE:
+                time.sleep(_FUTURE)
                 continue
-            self._asleep = True
-            if not self._tasks and not self._stopped:
-                self._wake.wait()
+            self._asleep = idle > _SLEEPS
+            if not (self._asleep and self._tasks):
+                self._wake.wait(None if self._asleep else pause)
             self._wake.clear()
-            self._asleep, idle = False, 0
+            self._asleep = False
 
-    def _look(self) -> float:
-        """At every task once. How long to pause afterwards."""
-        pause = _NOTHING
+    def _look(self) -> float | None:
+        """At every task once. How long to pause afterwards, if anything is left alone."""
+        pause = None
         now = time.monotonic()
         doubtful = now - self._checked > _DOUBT
         if doubtful:
@@ -73,7 +78,7 @@ class Progress:
             self._tasks.append(task)
             if doubtful and task.listeners:
                 task.check()
-            pause = min(pause, _AWAITED if task.listeners else _UNDER_WAY)
+            pause = min(pause or _UNDER_WAY, _FUTURE if task.listeners else _UNDER_WAY)
         return pause
 
 

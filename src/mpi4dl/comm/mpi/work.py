@@ -56,6 +56,7 @@ class MpiWork(dist.Work):
         if self._future is None:
             self._future = torch.futures.Future()
             self.task.when_over(self._complete)
+            progress().hurry()
         return self._future
 
     def _complete(self) -> None:
