@@ -12,10 +12,9 @@ from ...errors import LaunchError
 from .library import mpi
 from .world import world
 
-_BUSY = 0.005  # seconds of looking without a pause, where every rank has a core
-# Looks where ranks share cores, and whoever looks keeps another from answering. They are few: Linux
-# takes each yield for the wish to wait for one more turn of all others.
-_YIELDS = 20
+_LOOKS = 200  # before others are let in, where every rank has a core
+_BUSY = 0.01  # seconds of looking without a pause, but letting others in
+_CROWDED = 0.0005  # where ranks share cores, and whoever looks keeps another from answering
 _PAUSES = (2e-5, 1e-3)  # the shortest and the longest
 
 
@@ -108,15 +107,16 @@ class Task:
 
     def _wait(self, timeout: float) -> None:
         """Busily at first, since most waits are short; then with pauses, in proportion."""
-        started = looked = time.monotonic()
-        if world().crowded:
-            for _ in range(_YIELDS):
-                os.sched_yield()
-                if self.poll():
-                    return
-        while not world().crowded and time.monotonic() < started + _BUSY:
+        crowded = world().crowded
+        for _ in range(0 if crowded else _LOOKS):
             if self.poll():
                 return
+        started = looked = time.monotonic()
+        busy = started + (_CROWDED if crowded else _BUSY)
+        while time.monotonic() < busy:
+            if self.poll():
+                return
+            os.sched_yield()
         while not self.poll():
             now = time.monotonic()
             time.sleep(min(max((now - started) / 32, _PAUSES[0]), _PAUSES[1]))
