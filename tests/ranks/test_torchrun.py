@@ -54,7 +54,8 @@ def test_training_gives_the_gradients_of_one_process(ranks):
 
 
 POOLS = {
-    4: ("tests/pipeline/test_exactness.py", "-k", "not larger"),
+    # A part of what is exact on threads: the engine is the same, and each process a core's work.
+    4: ("tests/pipeline/test_exactness.py", "-k", "(plain or branches or plans) and not larger"),
     # Tiles, a pipeline and both directions at once; and random numbers, which threads share.
     8: (
         "tests/pipeline/test_exactness.py",
@@ -73,7 +74,7 @@ def test_plans_on_one_pool_of_processes(ranks):
     assert len(passed) == ranks
     assert min(passed) > 10
     cases = [int(n) for n in re.findall(r"exactness: (\d+) cases", run.stdout)]
-    assert max(cases) >= (50 if ranks == 4 else 8), cases
+    assert max(cases) >= (20 if ranks == 4 else 8), cases
 
 
 def test_the_program_for_gpus_runs_on_cpus():
