@@ -14,8 +14,6 @@ import pytest
 
 from support.ranks import UNDER_TORCHRUN
 
-from .backend_lacks import LACKS
-
 TESTS = Path(__file__).parent.parent
 MPIRUN = Path(sys.executable).parent / "mpirun"
 # mpirun would end the others at once, and they could say nothing: it sees only that a shell lives.
@@ -56,13 +54,6 @@ def test_the_name_mpi_is_ours_where_pytorch_has_no_mpi():
     run = mpirun(2, "backend.py", "mpi", "send_and_receive", "reductions", "groups_of_some")
     assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-5000:]
     assert run.stdout.count("ok ") == 3
-
-
-# What Gloo makes of truth values is right in some runs and wrong in others.
-@pytest.mark.parametrize("name", [name for name in LACKS["gloo"] if name != "truth_values"])
-def test_gloo_really_lacks_this(name):
-    run = mpirun(2, "backend.py", "gloo", name, timeout=60)
-    assert run.returncode != 0, f"take {name} out of the list: Gloo has it now"
 
 
 def test_messages_of_the_communicator_arrive():
