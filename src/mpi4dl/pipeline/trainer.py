@@ -227,7 +227,7 @@ class Trainer:
     def _totals(self, step: Step) -> tuple[Tensor, float, bool]:
         """The loss, the norm of the gradient, and whether it is finite: of the whole model."""
         setup = self._setup
-        totals = torch.zeros(3, dtype=torch.float64, device=setup.device)
+        totals = torch.zeros(2, dtype=torch.float64, device=setup.device)
         for micro_batch, loss in step.losses.items():
             totals[0] += loss.double() * step.weight(micro_batch)
         held = [h for (_, stage), h in setup.held.items() if stage == self.plan.split_size - 1]
@@ -240,7 +240,7 @@ class Trainer:
                             totals[1] += parameter.grad.double().square().sum()
         if setup.world.size > 1:
             setup.world.all_reduce(totals)
-        loss, square, _ = totals.cpu()
+        loss, square = totals.cpu()
         norm = float(square.sqrt()) / self._scale.value
         return loss, norm, bool(square.isfinite())
 
