@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "mpi4dl"
 
 FLOORS = (
-    *("errors", "geometry", "schedule", "comm", "spatial", "pipeline", "train"),
+    *("errors", "geometry", "schedule", "comm", "spatial", "pipeline", "planner", "data", "train"),
     *("mpi4dl", "cli", "__main__"),
 )
 """Bottom-up: a module imports from its own floor and from those before it. `mpi4dl`, the public
