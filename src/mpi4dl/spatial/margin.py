@@ -16,7 +16,7 @@ more. Borders of the image have no margin; there each layer's own padding lies.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, reduce
 from typing import Any
 
@@ -26,14 +26,14 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ..comm.exchange import transfer
-from ..geometry import Box, Interval, SlidingWindow, Transfer, Window
+from ..geometry import Box, Interval, Transfer, Window
 from . import autograd, metadata
 from .convolution import convolution, transposed_convolution
 from .elementwise import elementwise, elementwise_inplace
 from .normalization import batch_norm
 from .placement import Placement
 from .pooling import avg_pool, avg_pool1d, max_pool
-from .regions import Kernel, Native, WindowPlan, Windows, plan
+from .regions import Kernel, Native, Windows, native_outputs, plan
 from .registry import HANDLERS, answer, no_intercept
 from .tile import Tile, alias, wrap
 
@@ -84,7 +84,7 @@ class Margin:
         if held is None:
             raise MarginUsedUp
         mine = held[placement.comm.rank]
-        extent = None if native is None else _native_extent(placement, self.extent, windows)
+        extent = None if native is None else native_outputs(placement, self.extent, windows)
         if native is not None and extent is not None:
             out = native(alias(tile))
             _repeat_believed(out, mine, extent, placement.dims)
@@ -93,7 +93,7 @@ class Margin:
             exact = tuple((d, mine[placement.dims.index(d)]) for d, _ in windows)
             reads = tuple((d, w.reads(o)) for (d, w), (_, o) in zip(windows, exact, strict=True))
             region = _region(tile, dict(reads), fill)
-            out = kernel(region, WindowPlan(ordinary.placement, ordinary.moves, exact, reads, ()))
+            out = kernel(region, replace(ordinary, out=exact, reads=reads, empty=()))
         return _wide(out, ordinary.placement, Margin(held, extent))
 
 
@@ -333,27 +333,6 @@ def _outputs_within(window: Window, own: Interval, held: Interval) -> Interval |
     while stop < window.out_size and fits(stop, stop + 1):
         stop += 1
     return Interval(start, stop)
-
-
-@lru_cache(maxsize=4096)
-def _native_extent(placement: Placement, extent: Box, windows: Windows) -> Box | None:
-    """The outputs of the local tensor if the kernel pads it as if it were the image.
-
-    None if its outputs would not lie on those of the image.
-    """
-    parts = list(extent)
-    for dim, window in windows:
-        axis = placement.dims.index(dim)
-        held = extent[axis]
-        if not isinstance(window, SlidingWindow):
-            parts[axis] = Interval(0, window.out_size)
-            continue
-        if held.start % window.stride or held.size <= window.reach:
-            return None
-        first = held.start // window.stride
-        count = (held.size + 2 * window.padding - window.reach - 1) // window.stride + 1
-        parts[axis] = Interval(first, first + count)
-    return Box(tuple(parts))
 
 
 def _repeat_believed(out: Tensor, held: Box, extent: Box, dims: tuple[int, ...]) -> None:

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..comm.exchange import transfer
-from ..geometry import Box, Interval, Layout, Transfer, WholeWindow, Window
+from ..geometry import Box, Interval, Layout, SlidingWindow, Transfer, WholeWindow, Window
 from .placement import Placement
 from .registry import refuse
 from .tile import Tile, alias, wrap
@@ -36,6 +36,7 @@ class WindowPlan:
     out: tuple[tuple[int, Interval], ...]  # what this rank computes: (dimension, interval)
     reads: tuple[tuple[int, Interval], ...]  # what it reads for that
     empty: tuple[int, ...]  # dimensions in which this rank ends without output
+    alone: bool  # nothing is sent, and this rank's outputs are those of its tile as an image
 
 
 Kernel = Callable[[Tensor, WindowPlan], Tensor]
@@ -49,13 +50,15 @@ def plan(placement: Placement, windows: Windows) -> WindowPlan:
         layout = _remapped(layout, axis, window)
     by_axis = {placement.dims.index(dim): window for dim, window in windows}
     targets = tuple(_reads(box, by_axis) for box in layout.boxes)
+    moves = Transfer(placement.layout, targets)
     mine, read = layout.boxes[placement.comm.rank], targets[placement.comm.rank]
     return WindowPlan(
         placement=placement.with_layout(layout),
-        moves=Transfer(placement.layout, targets),
+        moves=moves,
         out=tuple((dim, mine[placement.dims.index(dim)]) for dim, _ in windows),
         reads=tuple((dim, read[placement.dims.index(dim)]) for dim, _ in windows),
         empty=tuple(dim for dim, _ in windows if mine[placement.dims.index(dim)].empty),
+        alone=moves.is_local and native_outputs(placement, placement.box, windows) == mine,
     )
 
 
@@ -82,6 +85,27 @@ def _reads_or_phantom(out: Interval, window: Window) -> Interval:
     return Interval(start, start + size)
 
 
+@lru_cache(maxsize=4096)
+def native_outputs(placement: Placement, extent: Box, windows: Windows) -> Box | None:
+    """What a kernel makes of the box `extent` alone if it pads that as if it were the image.
+
+    None if its outputs would not lie on those of the image.
+    """
+    parts = list(extent)
+    for dim, window in windows:
+        axis = placement.dims.index(dim)
+        held = extent[axis]
+        if not isinstance(window, SlidingWindow):
+            parts[axis] = Interval(0, window.out_size)
+            continue
+        if held.start % window.stride or held.size <= window.reach:
+            return None
+        first = held.start // window.stride
+        count = (held.size + 2 * window.padding - window.reach - 1) // window.stride + 1
+        parts[axis] = Interval(first, first + count)
+    return Box(tuple(parts))
+
+
 def fetch(tile: Tile, moves: Transfer, fill: float = 0.0) -> Tensor:
     """This rank's target box as a plain tensor."""
     return transfer(alias(tile), moves, tile.placement.dims, tile.placement.comm, fill)
@@ -101,6 +125,9 @@ def windowed(
     if tile.margin is not None:
         return tile.margin.windowed(tile, windows, kernel, fill, native)
     p = plan(tile.placement, windows)
+    local = alias(tile)
+    if native is not None and p.alone and local.numel():
+        return wrap(native(local), p.placement)
     region = fetch(tile, p.moves, fill)
     # Many kernels refuse a tensor without channels, which only some of the ranks may have.
     around = [d for d in range(-region.ndim, 0) if region.shape[d] == 0 and d not in dict(windows)]
