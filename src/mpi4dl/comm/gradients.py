@@ -70,15 +70,19 @@ class Bucket:
         assert self._flat is not None
         assert self._pending is not None
         self._pending.wait()
+        if factor != 1:
+            self._flat.mul_(factor)
         *parts, there = self._flat.split([*self._sizes, len(self._sizes)])
+        gradients, sums = [], []
         for p, part, counted in zip(self._parameters, parts, there.tolist(), strict=True):
             if not counted:
                 continue
             if p.grad is None:
                 p.grad = torch.empty_like(p)
-            p.grad.copy_(part.view_as(p))
-            if factor != 1:
-                p.grad.mul_(factor)
+            gradients.append(p.grad.detach())
+            sums.append(part.view(p.shape))
+        if sums:
+            torch._foreach_copy_(gradients, sums)
         self._flat = self._pending = None
 
 

@@ -40,7 +40,7 @@ class _Receiving:
 
     def wait(self) -> None:
         for peer, number, buffer in self._receives:
-            self._owner.read(peer, number, buffer, buffer.copy_)
+            self._owner.receive(peer, number, buffer)
         self._receives.clear()
 
 
@@ -88,6 +88,9 @@ class NeighbourCommunicator:
         """The number of the next message from `peer`."""
         return self._others[peer].expect()
 
+    def receive(self, peer: int, number: int, buffer: Tensor) -> None:
+        self._others[peer].receive(number, buffer, self._wait)
+
     def read(self, peer: int, number: int, like: Tensor, use: Callable[[Tensor], object]) -> None:
         self._others[peer].read(number, like, self._wait, use)
 
@@ -98,8 +101,9 @@ class NeighbourCommunicator:
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         out = tensor.new_empty((self.size, *tensor.shape))
-        out[self.rank] = tensor
-        self._exchange(tensor, [(rank, out[rank]) for rank in self._others])
+        parts = out.unbind()
+        parts[self.rank].copy_(tensor)
+        self._exchange(tensor, [(rank, parts[rank]) for rank in self._others])
         return out
 
     def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> None:
@@ -127,7 +131,8 @@ class NeighbourCommunicator:
             tensor.detach().copy_(flat.view(tensor.shape))
 
     def _pieces(self, flat: Tensor) -> Sequence[Tensor]:
-        return flat.split(max(1, _PIECE // flat.element_size()))
+        most = _PIECE // flat.element_size()
+        return flat.split(most) if flat.numel() > most else (flat,)
 
     def _announce(self, piece: Tensor) -> dict[int, int]:
         """Show it to the others. The numbers of their messages about the same."""

@@ -15,6 +15,7 @@ everybody to see. Python has no means to ask it of others; there, Gloo is used.
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import platform
@@ -73,6 +74,34 @@ class Block:
     size: int
 
 
+class Segment:
+    """A file of an arena, mapped."""
+
+    def __init__(self, file: int, size: int) -> None:
+        self.size = size
+        self._memory = torch.frombuffer(mmap.mmap(file, size), dtype=torch.uint8)
+        self._address = self._memory.data_ptr()
+
+    def view(self, offset: int, like: Tensor) -> Tensor:
+        """What lies there as a tensor of the shape and type of `like`."""
+        size = like.numel() * like.element_size()
+        return self._memory[offset : offset + size].view(like.dtype).view(like.shape)
+
+    def write(self, offset: int, message: Tensor) -> None:
+        if message.is_contiguous() and message.is_cpu:  # a fraction of the time of `copy_`
+            size = message.numel() * message.element_size()
+            ctypes.memmove(self._address + offset, message.data_ptr(), size)
+        else:
+            self.view(offset, message).copy_(message)
+
+    def read(self, offset: int, buffer: Tensor) -> None:
+        if buffer.is_contiguous() and buffer.is_cpu:
+            size = buffer.numel() * buffer.element_size()
+            ctypes.memmove(buffer.data_ptr(), self._address + offset, size)
+        else:
+            buffer.copy_(self.view(offset, buffer))
+
+
 class PostOffice:
     """What this rank sends, and to whom. `peers` is the number of ranks."""
 
@@ -80,7 +109,8 @@ class PostOffice:
         size = 8 * (_HEADER + peers * SLOTS * _WORDS)
         self.file = _new_file(size)
         self.words = memoryview(mmap.mmap(self.file, size)).cast("Q")
-        self._segments: list[tuple[Tensor, int]] = []  # (memory, bytes in use)
+        self._segments: list[Segment] = []
+        self._used = 0  # bytes of the last segment
         self._free: dict[int, list[Block]] = {}
         self._lent: list[tuple[Block, list[int]]] = []  # blocks, and the slots that speak of them
         self._sent = [0] * peers
@@ -89,8 +119,7 @@ class PostOffice:
         """Copy a message to where the readers find it. The memory is used again once all have."""
         size = message.numel() * message.element_size()
         block = self._block(size)
-        memory = self._segments[block.segment][0]
-        bytes_of(memory, block.offset, message).copy_(message)
+        self._segments[block.segment].write(block.offset, message)
         words, slots = self.words, []
         for peer in readers:
             number = self._sent[peer] = self._sent[peer] + 1
@@ -118,18 +147,18 @@ class PostOffice:
         self._lent = still
 
     def _cut(self, size: int) -> Block:
-        if not self._segments or self._segments[-1][1] + size > self._segments[-1][0].numel():
+        if not self._segments or self._used + size > self._segments[-1].size:
             self._grow(size)
-        memory, used = self._segments[-1]
-        self._segments[-1] = (memory, used + size)
-        return Block(len(self._segments) - 1, used, size)
+        self._used += size
+        return Block(len(self._segments) - 1, self._used - size, size)
 
     def _grow(self, size: int) -> None:
         """Another file, twice as large as the last: few files, however much is under way."""
-        last = self._segments[-1][0].numel() if self._segments else _SMALLEST_SEGMENT // 2
+        last = self._segments[-1].size if self._segments else _SMALLEST_SEGMENT // 2
         size = max(2 * last, size)
         file = _new_file(size)
-        self._segments.append((_mapped(file, size), 0))
+        self._segments.append(Segment(file, size))
+        self._used = 0
         where = 2 * (len(self._segments) - 1)
         self.words[where], self.words[where + 1] = file, size
 
@@ -140,7 +169,7 @@ class Neighbour:
     def __init__(self, process: int, file: int, peers: int, rank: int, me: int) -> None:
         self._process = process
         self._rank, self._me = rank, me
-        self._segments: list[Tensor] = []
+        self._segments: list[Segment] = []
         self._received = 0
         opened = os.open(f"/proc/{process}/fd/{file}", os.O_RDWR)
         size = 8 * (_HEADER + peers * SLOTS * _WORDS)
@@ -152,8 +181,19 @@ class Neighbour:
         self._received += 1
         return self._received
 
+    def receive(self, number: int, buffer: Tensor, wait: Wait) -> None:
+        """Wait for a message, and copy it to where it belongs."""
+        segment, offset = self._arrived(number, buffer, wait)
+        segment.read(offset, buffer)
+        self._words[slot_of(self._me, number) + _TAKEN] = number
+
     def read(self, number: int, like: Tensor, wait: Wait, use: Callable[[Tensor], object]) -> None:
         """Wait for a message, and `use` it where it lies."""
+        segment, offset = self._arrived(number, like, wait)
+        use(segment.view(offset, like))
+        self._words[slot_of(self._me, number) + _TAKEN] = number
+
+    def _arrived(self, number: int, like: Tensor, wait: Wait) -> tuple[Segment, int]:
         words, slot = self._words, slot_of(self._me, number)
         wait(words, slot + _PUBLISHED, number, self._rank)
         size = like.numel() * like.element_size()
@@ -163,35 +203,23 @@ class Neighbour:
                 f"rank {self._rank}, which sent {words[slot + _BYTES]}: the ranks do not run the "
                 "same program on tensors of the same shapes"
             )
-        memory = self._segment(words[slot + _SEGMENT])
-        use(bytes_of(memory, words[slot + _OFFSET], like))
-        words[slot + _TAKEN] = number
+        return self._segment(words[slot + _SEGMENT]), words[slot + _OFFSET]
 
     def alive(self) -> bool:
         return runs(self._process)
 
-    def _segment(self, number: int) -> Tensor:
+    def _segment(self, number: int) -> Segment:
         while len(self._segments) <= number:
             where = 2 * len(self._segments)
             file, size = self._words[where], self._words[where + 1]
             opened = os.open(f"/proc/{self._process}/fd/{file}", os.O_RDWR)
-            self._segments.append(_mapped(opened, size))
+            self._segments.append(Segment(opened, size))
             os.close(opened)
         return self._segments[number]
 
 
 def slot_of(peer: int, number: int) -> int:
     return _HEADER + (peer * SLOTS + number % SLOTS) * _WORDS
-
-
-def _mapped(file: int, size: int) -> Tensor:
-    return torch.frombuffer(mmap.mmap(file, size), dtype=torch.uint8)
-
-
-def bytes_of(memory: Tensor, offset: int, like: Tensor) -> Tensor:
-    """A piece of memory as a tensor of the shape and type of `like`."""
-    size = like.numel() * like.element_size()
-    return memory[offset : offset + size].view(like.dtype).view(like.shape)
 
 
 class Wait:

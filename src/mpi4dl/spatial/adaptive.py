@@ -44,7 +44,7 @@ def _sizes(func: Any, x: Tile, output_size: OutputSize) -> tuple[tuple[int, ...]
     if not x.is_floating_point():
         raise NotImplementedError(f"{func.__name__} is not implemented for {x.dtype}")
     count = int(func.__name__.split("pool")[1][0])
-    check_ordinary(func, x, tuple(range(-count, 0)), channels=False)
+    check_ordinary(func, x.placement, tuple(range(-count, 0)), channels=False)
     before = tuple(x.global_shape[-count:])
     asked = tuple(output_size) if isinstance(output_size, Sequence) else (output_size,) * count
     if len(asked) != count or x.ndim not in (count + 1, count + 2):
@@ -66,7 +66,7 @@ def _few_outputs(x: Tile, before: Sequence[int], after: Sequence[int]) -> bool:
 
 def _outputs_placement(x: Tile, before: Sequence[int], after: Sequence[int]) -> Placement:
     return plan(
-        x.placement, windows_for(x, before, after, lambda d, n, m: covering(n, m))
+        x.placement, windows_for(x.placement, before, after, lambda d, n, m: covering(n, m))
     ).placement
 
 
@@ -76,7 +76,7 @@ def adaptive_average(func: Any, input: Tile, output_size: OutputSize) -> Tensor:
     changed = [d for d in range(-len(before), 0) if after[d] != before[d]]
     if all(after[d] == 1 for d in changed):
         return input.mean(changed, keepdim=True) if changed else input
-    windows = windows_for(input, before, after, lambda d, n, m: covering(n, m))
+    windows = windows_for(input.placement, before, after, lambda d, n, m: covering(n, m))
     if is_cut(input, changed) and not _few_outputs(input, before, after):
 
         def kernel(region: Tensor, p: WindowPlan) -> Tensor:
@@ -151,7 +151,7 @@ def adaptive_max(
             region = _largest(region, dim, covering(before[dim], after[dim]), here, mine)
         return region
 
-    windows = windows_for(input, before, after, lambda d, n, m: covering(n, m))
+    windows = windows_for(input.placement, before, after, lambda d, n, m: covering(n, m))
     return windowed(input, windows, kernel)
 
 

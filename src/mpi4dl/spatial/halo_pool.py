@@ -121,8 +121,8 @@ class AverageOfSide:
     counts: tuple[tuple[int, ...], ...]  # their products are the divisors
 
     def _scaled(self, sums: Tensor) -> Tensor:
-        for dim, numbers in zip(range(-len(self.counts), 0), self.counts, strict=True):
-            sums = sums / sums.new_tensor(numbers).view(-1, *[1] * (-dim - 1))
+        for divisors in _divisors(self.counts, sums.dtype, sums.device):
+            sums = sums / divisors
         return sums
 
     @property
@@ -140,6 +140,16 @@ class AverageOfSide:
         wide = grad.float() if grad.dtype in _HALF else grad
         result: Tensor = pool(self._scaled(wide), x.to(wide.dtype), *self.options)
         return result.to(grad.dtype)
+
+
+@lru_cache(maxsize=4096)
+def _divisors(
+    counts: tuple[tuple[int, ...], ...], dtype: torch.dtype, device: torch.device
+) -> list[Tensor]:
+    """As tensors that broadcast, one for each of the last dimensions."""
+    with torch.inference_mode(False):  # for training may come after it
+        made = [torch.tensor(numbers, dtype=dtype, device=device) for numbers in counts]
+    return [t.view(-1, *[1] * (len(made) - 1 - i)) for i, t in enumerate(made)]
 
 
 def counted(

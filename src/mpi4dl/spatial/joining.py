@@ -77,7 +77,15 @@ def _base(parts: Sequence[Tensor]) -> Tile:
 
 
 def _kinds(tensors: Sequence[Tensor]) -> Kinds:
-    return tuple((tuple(t.shape), t.dtype) for t in tensors)
+    return tuple(map(_kind, tensors))
+
+
+def _kind(tensor: Tensor) -> tuple[tuple[int, ...], torch.dtype]:
+    """The global shape and the dtype."""
+    if isinstance(tensor, Tile):
+        local = alias(tensor)
+        return tensor.placement.global_shape(local.shape), local.dtype
+    return tuple(tensor.shape), tensor.dtype
 
 
 @lru_cache(maxsize=4096)
@@ -95,8 +103,9 @@ def _placed(part: Tensor, placement: Placement) -> Tensor:
 
 
 def _side_by_side(parts: Sequence[Tensor], base: Placement, dim: int) -> Tile:
-    here = [_placed(part, resized(base, dim, part.shape[dim])) for part in parts]
-    return wrap(torch.cat(here, dim), resized(base, dim, sum(part.shape[dim] for part in parts)))
+    sizes = [_kind(part)[0][dim] for part in parts]
+    here = [_placed(part, resized(base, dim, n)) for part, n in zip(parts, sizes, strict=True)]
+    return wrap(torch.cat(here, dim), resized(base, dim, sum(sizes)))
 
 
 def _along_cut(func: Any, parts: Sequence[Tensor], base: Tile, dim: int) -> Tile:

@@ -127,15 +127,16 @@ def _per_channel(parameter: Tensor | None, ndim: int) -> Tensor | None:
     return None if parameter is None else parameter.view(1, -1, *[1] * (ndim - 2))
 
 
-def _check_input(func: Any, x: Tile, fine: bool) -> None:
+def _check_input(func: Any, x: Tensor, fine: bool) -> None:
     """What a rank without pixels would not notice, and the others would."""
     if not fine:
         raise NotImplementedError(f"{func.__name__} is not implemented for {x.dtype}")
 
 
 def _check_channels(func: Any, x: Tile) -> None:
-    _check_input(func, x, x.is_floating_point())
-    if 1 - x.ndim in x.placement.cut_dims:
+    local = alias(x)
+    _check_input(func, local, local.is_floating_point())
+    if 1 - local.ndim in x.placement.cut_dims:
         refuse_split_channels(func)
 
 

@@ -27,14 +27,14 @@ def unfold(
     stride: Sizes = 1,
 ) -> Tensor:
     """(N, C, H, W) → (N, C·kh·kw, L), where L joins the rows and columns of the patches."""
-    check_ordinary(func, input, _DIMS)
+    check_ordinary(func, input.placement, _DIMS)
     kernel, sizes = per_dimension(kernel_size, 2), tuple(input.shape[-2:])
     strides, dilations = per_dimension(stride, 2), per_dimension(dilation, 2)
     pads = per_dimension(padding, 2)
     outs = [conv_size(sizes[d], kernel[d], strides[d], pads[d], dilations[d]) for d in _DIMS]
     check_output("unfold", sizes, outs)
     windows = windows_for(
-        input,
+        input.placement,
         sizes,
         outs,
         lambda d, n, out: SlidingWindow(n, out, kernel[d], strides[d], pads[d], dilations[d]),
@@ -94,7 +94,7 @@ def fold(
     if not isinstance(patches, Tile):
         return func(patches.flatten(-2), sizes, kernel, dilations, pads, strides)
     windows = windows_for(
-        patches,
+        patches.placement,
         rows,
         sizes,
         lambda d, n, out: TransposedWindow(n, out, kernel[d], strides[d], pads[d], dilations[d]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property, lru_cache
 from math import prod
 from typing import Any
 
@@ -12,10 +13,11 @@ from torch import Tensor
 
 from ..errors import GeometryError
 from ..geometry import SlidingWindow, check_output, pool_size
-from .borders import borders, fits_tiles
+from .borders import Borders, borders, fits_tiles
 from .convolution import Sizes, per_dimension
 from .halo_pool import AverageKernel, MaxKernel, PoolKernel, counted, pool, rounded_down, rounded_up
-from .regions import WindowPlan, Windows, check_ordinary, plan, windowed, windows_for
+from .placement import Placement
+from .regions import WindowPlan, check_ordinary, plan, windowed, windows_for
 from .registry import named, refuse, spatial_op
 from .tile import Tile, alias, wrap
 
@@ -26,22 +28,25 @@ class _Geometry:
     def __init__(
         self,
         func: Any,
-        x: Tile,
+        placement: Placement,
+        shape: Sequence[int],
         count: int,
         kernel: Sizes,
         stride: Sizes | None,
-        padding: Sizes = 0,
-        dilation: Sizes = 1,
-        ceil_mode: bool = False,
+        padding: Sizes,
+        dilation: Sizes,
+        ceil_mode: bool,
     ) -> None:
-        check_ordinary(func, x, tuple(range(-count, 0)), channels=False)
+        """Over the last `count` dimensions of a tensor of the global `shape`."""
+        check_ordinary(func, placement, tuple(range(-count, 0)), channels=False)
+        self.placement, self.ndim = placement, len(shape)
         self.kernel = per_dimension(kernel, count)
         # PyTorch reads an empty stride as the kernel size.
-        self.stride = per_dimension(stride, count) if stride not in (None, (), []) else self.kernel
+        self.stride = per_dimension(stride, count) if stride not in (None, ()) else self.kernel
         self.padding = per_dimension(padding, count)
         self.dilation = per_dimension(dilation, count)
         self.ceil_mode = ceil_mode
-        self.sizes = tuple(x.shape[-count:])
+        self.sizes = tuple(shape[-count:])
         numbers = (*self.kernel, *self.stride, *self.dilation)
         if any(number < 1 for number in numbers) or any(p < 0 for p in self.padding):
             raise GeometryError(
@@ -59,34 +64,54 @@ class _Geometry:
             )
         )
         check_output(getattr(func, "__name__", "pooling"), self.sizes, self.outs)
+        self.windows = windows_for(placement, self.sizes, self.outs, self._window)
 
-    def windows(self, x: Tile) -> Windows:
-        return windows_for(x, self.sizes, self.outs, self.window)
-
-    def window(self, dim: int, n: int, out: int) -> SlidingWindow:
+    def _window(self, dim: int, n: int, out: int) -> SlidingWindow:
         return SlidingWindow(
             n, out, self.kernel[dim], self.stride[dim], self.padding[dim], self.dilation[dim]
         )
 
-    def native(self, values: Sequence[int], x: Tile) -> list[int]:
+    def native(self, values: Sequence[int]) -> list[int]:
         """`values` in the dimensions that are not cut, 0 in the others."""
-        cut = x.placement.cut_dims
+        cut = self.placement.cut_dims
         return [0 if d in cut else values[d] for d in range(-len(values), 0)]
 
     def overlapping(self, x: Tile, kernel: PoolKernel) -> Tile | None:
         """The tile pooled while its halo is under way, where that is possible (on all ranks)."""
-        count, placement = len(self.kernel), x.placement
-        if count == 1 or x.margin is not None or not x.is_floating_point():
+        around = self._around
+        if around is None or x.margin is not None or not (local := alias(x)).is_floating_point():
             return None
-        windows = self.windows(x)
-        planned = plan(placement, windows)
+        out = pool(local, kernel, around, self.placement.comm)
+        return wrap(out, plan(self.placement, self.windows).placement)
+
+    @cached_property
+    def _around(self) -> Borders | None:
+        count, placement = len(self.kernel), self.placement
         made_of = rounded_up if self.ceil_mode else rounded_down
-        if planned.moves.is_local or not fits_tiles(placement, windows, made_of):
+        if count == 1 or plan(placement, self.windows).moves.is_local:
+            return None
+        if not fits_tiles(placement, self.windows, made_of):
             return None
         dims = range(-count, 0)
-        sliding = tuple((d, self.window(d, self.sizes[d], self.outs[d])) for d in dims)
-        around = borders(placement, sliding, x.ndim)
-        return wrap(pool(alias(x), kernel, around, placement.comm), planned.placement)
+        sliding = tuple((d, self._window(d, self.sizes[d], self.outs[d])) for d in dims)
+        return borders(placement, sliding, self.ndim)
+
+
+_made = lru_cache(maxsize=4096)(_Geometry)
+
+
+def _geometry(
+    func: Any,
+    x: Tile,
+    count: int,
+    kernel: Sizes,
+    stride: Sizes | None,
+    padding: Sizes,
+    dilation: Sizes,
+    ceil_mode: bool,
+) -> _Geometry:
+    numbers = (tuple(v) if isinstance(v, list) else v for v in (kernel, stride, padding, dilation))
+    return _made(func, x.placement, x.global_shape, count, *numbers, ceil_mode)
 
 
 _MAX: dict[int, Callable[..., Any]] = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
@@ -107,27 +132,26 @@ def max_pool(
     if return_indices:
         max_pool_with_indices(func)
     count = int(func.__name__[8])
-    g = _Geometry(func, input, count, kernel_size, stride, padding, dilation, ceil_mode)
-    if input.dtype == torch.bool or input.is_complex():
-        raise NotImplementedError(f"{func.__name__} is not implemented for {input.dtype}")
+    g = _geometry(func, input, count, kernel_size, stride, padding, dilation, ceil_mode)
+    local = alias(input)
+    if local.dtype == torch.bool or local.is_complex():
+        raise NotImplementedError(f"{func.__name__} is not implemented for {local.dtype}")
     overlapping = g.overlapping(
         input, MaxKernel(g.kernel, g.stride, g.padding, g.dilation, ceil_mode)
     )
     if overlapping is not None:
         return overlapping
-    lowest = float("-inf") if input.is_floating_point() else torch.iinfo(input.dtype).min
+    lowest = float("-inf") if local.is_floating_point() else torch.iinfo(local.dtype).min
 
     def kernel(region: Tensor, plan: WindowPlan) -> Tensor:
-        pads = g.native(g.padding, input)
+        pads = g.native(g.padding)
         # In cut dimensions the region holds whole windows, so that rounding up changes nothing.
         return _MAX[count](region, g.kernel, g.stride, pads, g.dilation, ceil_mode)
 
     def native(local: Tensor) -> Tensor:
         return _MAX[count](local, g.kernel, g.stride, g.padding, g.dilation)
 
-    return windowed(
-        input, g.windows(input), kernel, fill=lowest, native=None if ceil_mode else native
-    )
+    return windowed(input, g.windows, kernel, fill=lowest, native=None if ceil_mode else native)
 
 
 @spatial_op(
@@ -199,7 +223,7 @@ def _average(
     The divisor differs only where a window hangs over the image's border, which a rank knows
     from the global position of its outputs.
     """
-    g = _Geometry(func, x, count, kernel_size, stride, padding, 1, ceil_mode)
+    g = _geometry(func, x, count, kernel_size, stride, padding, 1, ceil_mode)
     if count == 3 and any(n < k for n, k in zip(g.sizes, g.kernel, strict=True)):
         raise GeometryError(f"an image of {g.sizes} is smaller than the kernel {g.kernel}")
     overlapping = g.overlapping(
@@ -236,7 +260,7 @@ def _average(
             local, g.kernel, g.stride, g.padding, False, count_include_pad, *options
         )
 
-    return windowed(x, g.windows(x), kernel, native=None if ceil_mode else native)
+    return windowed(x, g.windows, kernel, native=None if ceil_mode else native)
 
 
 def _window_sums(region: Tensor, g: _Geometry, x: Tile, divisor: int = 1) -> Tensor:

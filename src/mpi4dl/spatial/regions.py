@@ -139,9 +139,11 @@ def windowed(
     return wrap(alias(out), p.placement)
 
 
-def check_ordinary(func: Any, tile: Tile, dims: tuple[int, ...], channels: bool = True) -> None:
+def check_ordinary(
+    func: Any, placement: Placement, dims: tuple[int, ...], channels: bool = True
+) -> None:
     """Operators over image dimensions need them apart, and the channels whole."""
-    joined = [d for d, _ in tile.placement.joined if d in dims]
+    joined = [d for d, _ in placement.joined if d in dims]
     if joined:
         refuse(
             func,
@@ -149,7 +151,7 @@ def check_ordinary(func: Any, tile: Tile, dims: tuple[int, ...], channels: bool 
             "Reshape to (N, C, H, W) first",
         )
     channel = min(dims) - 1
-    if channels and channel in tile.placement.global_sizes:
+    if channels and channel in placement.global_sizes:
         refuse_split_channels(func)
 
 
@@ -162,7 +164,7 @@ def refuse_split_channels(func: Any) -> NoReturn:
 
 
 def windows_for(
-    tile: Tile,
+    placement: Placement,
     sizes: Sequence[int],
     outs: Sequence[int],
     make: Callable[[int, int, int], Window],
@@ -172,7 +174,6 @@ def windows_for(
     `make(dim, in_size, out_size)` describes those that are cut; the kernel itself handles all
     others, padding included, as it would in one process.
     """
-    placement = tile.placement
     return tuple(
         (dim, make(dim, sizes[dim], outs[dim]))
         if dim in placement.cut_dims

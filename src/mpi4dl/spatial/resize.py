@@ -122,7 +122,7 @@ def interpolate(
     out = _output_shape(call)
     if mode == "area":
         return _AREA[len(call.dims) - 1](input, out[2:])
-    check_ordinary(func, input, tuple(call.dims), channels=False)
+    check_ordinary(func, input.placement, tuple(call.dims), channels=False)
     cut = [d for d in call.dims if d in input.placement.cut_dims]
     if cut and not manner.nearest and not input.dtype.is_floating_point:
         refuse(
@@ -131,7 +131,7 @@ def interpolate(
             "Convert the image with .float() first",
         )
     lines = _lines(call, out)
-    windows = windows_for(input, shape[2:], out[2:], lambda d, n, m: window(lines[d]))
+    windows = windows_for(input.placement, shape[2:], out[2:], lambda d, n, m: window(lines[d]))
     if not cut:
         return windowed(input, windows, lambda image, _: call(image))
     if all(line.period or (d not in cut and line.left_to_pytorch) for d, line in lines.items()):

@@ -43,7 +43,7 @@ def _magnified(placement: Placement, factor: int) -> Placement:
 def pixel_shuffle(func: Any, input: Tile, upscale_factor: int) -> Tile:
     r = upscale_factor
     _check_sizes(func, tuple(input.shape), r, other=-1)
-    check_ordinary(func, input, _IMAGE)
+    check_ordinary(func, input.placement, _IMAGE)
     local = alias(input)
     channels, height, width = local.shape[-3:]
     out = _regrouped(func, local, r, (channels // r**2, height * r, width * r))
@@ -55,9 +55,9 @@ def pixel_unshuffle(func: Any, input: Tile, downscale_factor: int) -> Tile:
     r = downscale_factor
     shape = tuple(input.shape)
     _check_sizes(func, shape, r, other=-3)
-    check_ordinary(func, input, _IMAGE)
+    check_ordinary(func, input.placement, _IMAGE)
     windows = windows_for(
-        input,
+        input.placement,
         shape[-2:],
         [n // r for n in shape[-2:]],
         lambda dim, n, m: SlidingWindow(n, m, kernel=r, stride=r),
