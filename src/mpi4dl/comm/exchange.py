@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ..errors import UnsupportedOperator
 from ..geometry import Box, Transfer
@@ -31,7 +30,6 @@ def first_derivative_only(backward: Callable[..., Any]) -> Callable[..., Any]:
     That gradient is one of P losses, so what is computed from it would be P times, or P² times,
     what one process has. Backward runs with gradients enabled only if it is to be recorded.
     """
-    once = once_differentiable(backward)
 
     @wraps(backward)
     def checked(ctx: Any, *gradients: Tensor) -> Any:
@@ -40,7 +38,7 @@ def first_derivative_only(backward: Callable[..., Any]) -> Callable[..., Any]:
                 "create_graph=True: gradients that passed between ranks cannot be differentiated "
                 "again. Compute a gradient penalty on .full_tensor(), without tiles"
             )
-        return once(ctx, *gradients)
+        return backward(ctx, *gradients)
 
     return checked
 

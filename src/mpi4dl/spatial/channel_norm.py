@@ -182,17 +182,16 @@ def _moments_by_pieces(x: Tensor) -> tuple[Tensor, Tensor]:
     """The same, some channels at a time, whose deviations from the mean stay in the cache.
 
     PyTorch's kernel for such memory on CPUs adds up one number after the other, and takes three
-    times as long. Rows are added up in the dtype of x, and the rows in float64, as there.
+    times as long. A mean of the means of rows loses no more digits than storing it does.
     """
-    dims = [d for d in range(x.ndim) if d != 1]
-    cells = x.numel() // x.shape[1]
-    parts = []
-    for piece in x.split(max(1, _PIECE // (cells * x.element_size())), 1):
-        mean = piece.sum(-1).sum(dims[:-1], dtype=torch.float64).div_(cells).to(x.dtype)
-        square = (piece - mean.view(1, -1, *[1] * (x.ndim - 2))).square_()
-        parts.append(torch.stack([mean, square.mean(dims)]))
-    both = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
-    return both[0], both[1]
+    channels, dims = x.shape[1], [d for d in range(x.ndim) if d != 1]
+    most = max(1, _PIECE * channels // (x.numel() * x.element_size()))
+    means, squares = [], []
+    for piece in x.split(most, 1):
+        mean = piece.mean(-1, keepdim=True).mean(dims[:-1], keepdim=True)
+        means.append(mean)
+        squares.append((piece - mean).square_().mean(dims, keepdim=True))
+    return torch.cat(means, 1).view(channels), torch.cat(squares, 1).view(channels)
 
 
 def _combined(mean: Tensor, var: Tensor, over: Statistics) -> tuple[Tensor, Tensor]:
