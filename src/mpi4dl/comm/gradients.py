@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import LayoutMismatch
-from .communicator import Communicator, Pending
+from .communicator import Communicator, Done, Pending
 from .launch import communicator
 
 _BUCKET_BYTES = 25 * 2**20
@@ -36,8 +36,15 @@ def sum_gradients(parameters: Sequence[Tensor], comm: Communicator, factor: floa
     """Replace each gradient by the sum over ranks, times `factor`. Collective."""
     if comm.size == 1:
         return
-    for bucket in [Bucket(group) for group in bucketed(parameters)]:
-        bucket.start(comm.start_all_reduce)
+
+    def add_up(flat: Tensor) -> Pending:
+        # Nothing runs beside it, and what is posted at once has to be in memory at once.
+        comm.all_reduce(flat)
+        return Done()
+
+    for group in bucketed(parameters):
+        bucket = Bucket(group)
+        bucket.start(add_up)
         bucket.finish(factor)
 
 
