@@ -16,7 +16,7 @@ from .communicator import SERIAL, Communicator, override
 from .launchers import TORCHRUN, Started, started_by
 from .local_ranks import run_local_ranks
 from .neighbours import NeighbourCommunicator, on_one_machine
-from .process_group import ProcessGroupCommunicator, is_available
+from .process_group import ProcessGroupCommunicator, close_all, is_available
 from .rendezvous import has_mpi4py, store_for, use_loopback
 
 _tiles: dict[dist.ProcessGroup, Communicator] = {}
@@ -148,6 +148,7 @@ def _bind_gpu(started: Started) -> None:
 def shutdown() -> None:
     """Leave the process group; done at exit for groups that `init` formed."""
     _tiles.clear()
+    close_all()
     if is_available():
         dist.destroy_process_group()
 

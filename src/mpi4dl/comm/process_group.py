@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -34,6 +35,9 @@ class _Works:
         self._buffers.clear()
 
 
+_open: WeakSet[ProcessGroupCommunicator] = WeakSet()
+
+
 class ProcessGroupCommunicator:
     """The ranks of a torch.distributed process group, in the order of `peers`.
 
@@ -51,6 +55,7 @@ class ProcessGroupCommunicator:
         self._places = [self.peers.index(peer) for peer in in_group]
         self._connect = connect
         self._subgroups: dict[tuple[tuple[int, ...], str], Communicator | None] = {}
+        _open.add(self)
 
     def subgroup(self, ranks: Sequence[int], use: str = "") -> Communicator | None:
         key = (tuple(ranks), use)
@@ -102,6 +107,17 @@ class ProcessGroupCommunicator:
 
     def __repr__(self) -> str:
         return f"ProcessGroupCommunicator(rank {self.rank} of {self.size})"
+
+
+def close_all() -> None:
+    """Let go of the groups, whoever still has a communicator.
+
+    Gloo's threads end with their group. One that outlives the interpreter and then frees the
+    tensor of its last message ends the process with an abort.
+    """
+    for comm in list(_open):
+        del comm.group
+    _open.clear()
 
 
 def is_available() -> bool:
