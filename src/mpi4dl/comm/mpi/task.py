@@ -12,7 +12,6 @@ from ...errors import LaunchError
 from .library import mpi
 from .world import world
 
-_LOOKS = 200  # before others are let in, where every rank has a core
 _BUSY = 0.01  # seconds of looking without a pause, but letting others in
 _CROWDED = 0.0005  # where ranks share cores, and whoever looks keeps another from answering
 _PAUSES = (2e-5, 1e-3)  # the shortest and the longest
@@ -23,7 +22,7 @@ class Task:
 
     __slots__ = (
         "_finish", "_keep", "_lock", "_requests", "_started", "_statuses", "_test",
-        "awaited", "done", "error", "listeners", "peers", "timeout", "what",
+        "awaited", "done", "error", "listeners", "peers", "timeout", "watched", "what",
     )  # fmt: skip
 
     def __init__(
@@ -47,6 +46,7 @@ class Task:
         self._started = time.monotonic()
         self.done = False
         self.awaited = False  # by a caller, who looks more often than anybody else could
+        self.watched = False  # by the progress thread
         self.error: BaseException | None = None
         self.listeners: list[Callable[[], None]] = []
 
@@ -54,7 +54,7 @@ class Task:
         """Whether it is over, well or badly. Never waits."""
         if self.done:
             return True
-        if not self._lock.acquire(blocking=False):
+        if not self._lock.acquire(False):
             return False  # another thread looks
         try:
             if not self.done and self._test(self._requests, self._statuses):
@@ -83,9 +83,8 @@ class Task:
         if error is None:  # otherwise MPI may still write to what is kept
             self._let_go()
         self.done = True
-        for listener in self.listeners:
-            listener()
-        self.listeners.clear()
+        while self.listeners:
+            self.listeners.pop()()
 
     def _let_go(self) -> None:
         self._requests, self._finish, self._keep = [], None, None
@@ -106,13 +105,13 @@ class Task:
             raise self.error
 
     def _wait(self, timeout: float) -> None:
-        """Busily at first, since most waits are short; then with pauses, in proportion."""
-        crowded = world().crowded
-        for _ in range(0 if crowded else _LOOKS):
-            if self.poll():
-                return
+        """Busily at first, since most waits are short; then with pauses, in proportion.
+
+        Others are let in after every look: the rank that is waited for may have been put on this
+        very core, however many there are.
+        """
         started = looked = time.monotonic()
-        busy = started + (_CROWDED if crowded else _BUSY)
+        busy = started + (_CROWDED if world().crowded else _BUSY)
         while time.monotonic() < busy:
             if self.poll():
                 return
