@@ -58,7 +58,7 @@ class Exchange(Task):
 
     def start(self, keep: object, staged: Sequence[Finish]) -> None:
         """`keep` is what the messages lie in; `staged` bring them from there where they belong."""
-        self._keep, self._staged = keep, staged
+        self._keep, self._staged, self._next = keep, staged, 0
         self._start_all(self._requests)
         # Only now: what is not under way looks complete to MPI, and the progress thread may look.
         self.done = self.awaited = False

@@ -21,7 +21,7 @@ class Task:
     """One operation. Whoever looks advances it: the caller in `wait`, or the progress thread."""
 
     __slots__ = (
-        "_finish", "_keep", "_lock", "_requests", "_started", "_statuses", "_test",
+        "_finish", "_keep", "_lock", "_next", "_requests", "_started", "_statuses", "_tests",
         "awaited", "done", "error", "listeners", "peers", "timeout", "watched", "what",
     )  # fmt: skip
 
@@ -41,7 +41,8 @@ class Task:
         self.what, self.peers, self.timeout = what, peers, timeout
         self._requests, self._finish, self._keep = requests, finish, keep
         self._statuses = [mpi().Status() for _ in requests]
-        self._test = mpi().Request.Testall
+        self._tests = [(r.Test, s) for r, s in zip(requests, self._statuses, strict=True)]
+        self._next = 0  # the first that is not over
         self._lock = threading.Lock()
         self._started = time.monotonic()
         self.done = False
@@ -57,7 +58,7 @@ class Task:
         if not self._lock.acquire(False):
             return False  # another thread looks
         try:
-            if not self.done and self._test(self._requests, self._statuses):
+            if not self.done and self._complete():
                 if self._finish is not None:
                     self._finish(self._statuses)
                 self._over()
@@ -67,13 +68,19 @@ class Task:
             self._lock.release()
         return self.done
 
+    def _complete(self) -> bool:
+        """Each request is looked at until it is over, and then no more: a look is cheap so."""
+        for place in range(self._next, len(self._tests)):
+            test, status = self._tests[place]
+            if not test(status):
+                self._next = place
+                return False
+        return True
+
     def _named(self, error: BaseException) -> BaseException:
         if not isinstance(error, mpi().Exception):
             return error
         world().give_up()
-        codes = [status.Get_error() for status in self._statuses]
-        if error.Get_error_class() == mpi().ERR_IN_STATUS:
-            error = next((mpi().Exception(code) for code in codes if code), error)
         named = LaunchError(f"{self.what()} failed on rank {world().rank}: {error}")
         named.__cause__ = error
         return named
@@ -87,7 +94,7 @@ class Task:
             self.listeners.pop()()
 
     def _let_go(self) -> None:
-        self._requests, self._finish, self._keep = [], None, None
+        self._requests, self._tests, self._finish, self._keep = [], [], None, None
 
     def when_over(self, listener: Callable[[], None]) -> None:
         with self._lock:
