@@ -46,7 +46,10 @@ from ways import Ways
 
 SIZES = tuple(2**power for power in (3, 6, 9, 12, 14, 16, 18, 20, 22, 24, 26))
 LARGE = 2**16
-COMPARED = {"ours": ("ours mpi", "persistent", "ours gloo"), "halo": ("halo mpi", "by hand", "halo gloo")}
+COMPARED = {
+    "ours": ("ours mpi", "persistent", "ours gloo"),
+    "halo": ("halo mpi", "by hand", "halo gloo"),
+}
 
 
 def measured(ways: Ways, size: int, rounds: int, seconds: float) -> dict[str, list[float]]:
@@ -101,7 +104,8 @@ def main() -> None:
         rows.append(row)
     if ways.world.rank == 0:
         for name in COMPARED:
-            print(f"{name}: {sum(row[name]['met'] for row in rows)} of {len(rows)} sizes meet their bars")
+            met = sum(row[name]["met"] for row in rows)
+            print(f"{name}: {met} of {len(rows)} sizes meet their bars")
         if options.json:
             options.json.write_text(json.dumps({"ranks": ways.world.size, "rows": rows}, indent=1))
     dist.destroy_process_group()

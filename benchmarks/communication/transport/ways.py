@@ -50,7 +50,9 @@ class Ways:
         arrived = [torch.zeros(size, dtype=torch.uint8) for _ in self.peers]
         leaving = list(zip(self.peers, sent, strict=True))
         arriving = list(zip(self.peers, arrived, strict=True))
-        pairs = [(p, memory(a), memory(b)) for p, a, b in zip(self.peers, sent, arrived)]
+        pairs = [
+            (p, memory(a), memory(b)) for p, a, b in zip(self.peers, sent, arrived, strict=True)
+        ]
 
         def copies() -> None:
             for a, b in zip(sent, arrived, strict=True):

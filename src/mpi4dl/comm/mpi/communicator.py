@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..communicator import Communicator, Done, Message, Pending, ReduceOp, Subgroups
 from . import operations
-from .buffers import Finish, incoming, is_ready, memory, outgoing
+from .buffers import Finish, incoming, memory, outgoing
 from .library import mpi
 from .operations import Step
 from .progress import progress
@@ -25,8 +25,8 @@ from .task import Task
 from .world import world
 
 _KEPT = 1024  # exchanges that wait to be used again
-_LARGE = 2**17  # bytes from which a message needs both sides to advance it
-_SOON = 2e-4  # seconds until a wait that leaves nothing to advance before it
+_LARGE = 2**17  # bytes from which a wait may save more than a look of the progress thread costs
+_SOON = 2e-4  # seconds; what was waited for later than that, is left alone the next time as well
 _NAMES: dict[ReduceOp, str] = {"sum": "SUM", "max": "MAX", "min": "MIN"}
 _Key = tuple[int, ...]  # how many are received; then of every message the peer, where, and bytes
 
