@@ -26,7 +26,7 @@ from .world import world
 
 _KEPT = 1024  # exchanges that wait to be used again
 _LARGE = 2**17  # bytes from which a wait may save more than a look of the progress thread costs
-_SOON = 2e-4  # seconds; what was waited for later than that, is left alone the next time as well
+_SOON = 1e-3  # seconds; what was waited for later than that, is left alone the next time as well
 _NAMES: dict[ReduceOp, str] = {"sum": "SUM", "max": "MAX", "min": "MIN"}
 _Key = tuple[int, ...]  # how many are received; then of every message the peer, where, and bytes
 
@@ -34,7 +34,8 @@ _Key = tuple[int, ...]  # how many are received; then of every message the peer,
 class Exchange(Task):
     """Messages that travel together, as often as they are started; received ones come first.
 
-    When it has been waited for, it lies in `kept` until the same is to be exchanged again.
+    When it has been waited for, it lies in `kept` until the same is to be exchanged again: so it is
+    waited for once after each start.
     """
 
     __slots__ = (
@@ -54,7 +55,7 @@ class Exchange(Task):
         self._start_all, self._bytes = mpi().Prequest.Startall, mpi().BYTE
         sizes = key[3::3]
         self._expected = list(zip(self._statuses, sizes, ranks, strict=True))[: key[0]]
-        self._large, self._alone = max(sizes) >= _LARGE, True
+        self._large, self._alone = max(sizes) >= _LARGE, False
 
     def start(self, keep: object, staged: Sequence[Finish]) -> None:
         """`keep` is what the messages lie in; `staged` bring them from there where they belong."""
