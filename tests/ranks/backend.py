@@ -422,10 +422,9 @@ EXPECTATIONS = {
 
 
 def started(backend, seconds=60):
-    rank, size, address, port = rendezvous()
-    where = f"tcp://{address}:{port}"
+    rank, size, store = rendezvous()
     limit = timedelta(seconds=seconds)
-    dist.init_process_group(backend, where, limit, rank=rank, world_size=size)
+    dist.init_process_group(backend, timeout=limit, store=store, rank=rank, world_size=size)
     assert dist.get_backend() == backend
     return rank, size
 

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 
 import pytest
 import torch
@@ -121,6 +122,21 @@ def same_addresses(comm):
         sent.wait()
 
 
+def left_alone(comm):
+    """A large exchange arrives while everybody computes, and when it was waited for before."""
+    peer, source = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    mine, arrived = torch.full((1_000_000,), comm.rank + 1.0), torch.empty(1_000_000)
+    for waits in (False, True, True, False):
+        arrived.zero_()
+        pending = comm.start([(peer, mine)], [(source, arrived)])
+        deadline = time.monotonic() + 10
+        while not (waits or arrived[-1]) and time.monotonic() < deadline:
+            time.sleep(0.005)
+        assert waits or arrived[-1] == source + 1
+        pending.wait()
+        assert (arrived == source + 1).all()
+
+
 def death(comm):
     """A rank that ends is missed by those that wait for it."""
     dist.barrier()
@@ -147,6 +163,7 @@ def main():
     if sys.argv[1] == "mpi":
         subgroups(comm)
         same_addresses(comm)
+        left_alone(comm)
         dist.destroy_process_group()
     if sys.argv[1] == "shared":
         death(comm)

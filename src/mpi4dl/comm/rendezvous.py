@@ -6,6 +6,7 @@ import importlib.util
 import os
 import socket
 from datetime import timedelta
+from typing import Any
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
@@ -31,15 +32,15 @@ def hosted_store(size: int) -> TCPStore:
 
 def store_for(started: Started) -> TCPStore:
     """The store of a launcher that has none itself. Collective."""
-    wait = timedelta(seconds=seconds())
     where = "an address that rank 0 was to tell"
     try:
         if started.launcher.mpi and started.port is None and has_mpi4py():
-            return _told_over_mpi(started, wait)
+            return _over_mpi(started)
         address, port = _address(started), _port(started)
         where = f"{address}:{port}"
         if started.rank == 0:
-            return _listening(_reachable(started), port, started.size)
+            return _listening(_reachable(started.on_one_machine), port, started.size)
+        wait = timedelta(seconds=seconds())
         return TCPStore(address, port, started.size, False, timeout=wait)
     except (RuntimeError, OSError) as error:  # PyTorch's own are RuntimeErrors
         if isinstance(error, LaunchError):
@@ -56,8 +57,7 @@ def has_mpi4py() -> bool:
     return importlib.util.find_spec("mpi4py") is not None
 
 
-def _told_over_mpi(started: Started, wait: timedelta) -> TCPStore:
-    """MPI knows its ranks already: rank 0 takes any free port, and tells the others."""
+def _over_mpi(started: Started) -> TCPStore:
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
@@ -68,18 +68,24 @@ def _told_over_mpi(started: Started, wait: timedelta) -> TCPStore:
             f"mpi4py, with {library}, that it is {world.rank} of {world.size}: start with the "
             "mpirun of that library, or name the launcher's libmpi in MPI4PY_LIBMPI"
         )
-    store = _listening(_reachable(started), 0, started.size, False) if world.rank == 0 else None
+    return told_over_mpi(world, started.on_one_machine)
+
+
+def told_over_mpi(world: Any, on_one_machine: bool) -> TCPStore:
+    """MPI knows its ranks already: rank 0 takes any free port, and tells the others. Collective."""
+    reachable = _reachable(on_one_machine)
+    store = _listening(reachable, 0, world.size, False) if world.rank == 0 else None
     told = (socket.gethostname(), store.port) if store else None
     host, port = world.bcast(told)
     if store is not None:
         return store
-    address = LOOPBACK if started.on_one_machine else host
-    return TCPStore(address, port, started.size, False, timeout=wait)
+    wait = timedelta(seconds=seconds())
+    return TCPStore(LOOPBACK if on_one_machine else host, port, world.size, False, timeout=wait)
 
 
-def _reachable(started: Started) -> str:
+def _reachable(on_one_machine: bool) -> str:
     """Where rank 0 listens: nowhere outside of this machine, if nobody is there."""
-    return LOOPBACK if started.on_one_machine else "0.0.0.0"
+    return LOOPBACK if on_one_machine else "0.0.0.0"
 
 
 def _listening(address: str, port: int, size: int, wait: bool = True) -> TCPStore:

@@ -1,8 +1,8 @@
 """MPI for a PyTorch that was built without it: a torch.distributed backend over mpi4py.
 
-    dist.init_process_group("mpi4py", rank=rank, world_size=size, init_method=f"tcp://{a}:{p}")
+    dist.init_process_group("mpi4py", store=store, rank=rank, world_size=size)
 
-with `rank, size, a, p = rendezvous()`, under any `mpirun`. `mpi` is another name of the backend
+with `rank, size, store = rendezvous()`, under any `mpirun`. `mpi` is another name of the backend
 unless PyTorch has one of its own. Importing this registers the names; mpi4py itself, which starts
 MPI, is imported when a group is made.
 

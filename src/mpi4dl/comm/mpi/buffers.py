@@ -27,11 +27,6 @@ def typed(tensor: Tensor) -> list[Any]:
     return [memory(tensor), tensor.numel(), datatypes()[tensor.dtype]]
 
 
-def is_ready(tensor: Tensor) -> bool:
-    """Whether MPI can take it as it lies, at once."""
-    return tensor.is_contiguous() and tensor.is_cpu
-
-
 def outgoing(tensor: Tensor) -> Tensor:
     """What MPI reads in its place."""
     if tensor.is_cpu:

@@ -8,6 +8,7 @@ request, kept by address, size and peer; when it comes again, it only has to be 
 from __future__ import annotations
 
 import atexit
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from ..communicator import Communicator, Done, Message, Pending, ReduceOp, Subgroups
 from . import operations
-from .buffers import incoming, is_ready, memory, outgoing
+from .buffers import Finish, incoming, memory, outgoing
 from .library import mpi
 from .operations import Step
 from .progress import progress
@@ -24,83 +25,78 @@ from .task import Task
 from .world import world
 
 _KEPT = 1024  # exchanges that wait to be used again
-_LARGE = 2**15  # bytes from which a message needs both sides to advance it
+_LARGE = 2**17  # bytes from which a wait may save more than a look of the progress thread costs
+_SOON = 1e-3  # seconds; what was waited for later than that, is left alone the next time as well
 _NAMES: dict[ReduceOp, str] = {"sum": "SUM", "max": "MAX", "min": "MIN"}
 _Key = tuple[int, ...]  # how many are received; then of every message the peer, where, and bytes
 
 
 class Exchange(Task):
-    """Messages that travel together, as often as they are started; received ones come first."""
+    """Messages that travel together, as often as they are started; received ones come first.
 
-    __slots__ = ("_bytes", "_expected", "_start_all", "key", "large")
+    When it has been waited for, it lies in `kept` until the same is to be exchanged again: so it is
+    waited for once after each start.
+    """
+
+    __slots__ = (
+        "_alone", "_bytes", "_expected", "_kept", "_key", "_large", "_staged", "_start_all",
+    )  # fmt: skip
 
     def __init__(
         self,
         key: _Key,
+        kept: dict[_Key, Exchange],
         requests: list[Any],
         ranks: Sequence[int],
-        expected: Sequence[int],
-        largest: int,
         timeout: float,
     ) -> None:
         super().__init__(self._named_after_peers, requests, ranks, timeout, self._check_sizes)
-        self.key, self._expected = key, expected
+        self._key, self._kept = key, kept
         self._start_all, self._bytes = mpi().Prequest.Startall, mpi().BYTE
-        self.large = largest >= _LARGE
+        sizes = key[3::3]
+        self._expected = list(zip(self._statuses, sizes, ranks, strict=True))[: key[0]]
+        self._large, self._alone = max(sizes) >= _LARGE, False
 
-    def start(self, keep: Sequence[Tensor]) -> None:
-        self._keep = keep
+    def start(self, keep: object, staged: Sequence[Finish]) -> None:
+        """`keep` is what the messages lie in; `staged` bring them from there where they belong."""
+        self._keep, self._staged, self._next = keep, staged, 0
         self._start_all(self._requests)
         # Only now: what is not under way looks complete to MPI, and the progress thread may look.
         self.done = self.awaited = False
-        if self.large:
-            progress().add(self)
+        if self._large:
+            self._started = time.monotonic()
+            progress().add(self, urgent=self._alone)
+
+    def wait(self, timeout: float | None = None) -> None:
+        if self._keep is None and self.done:
+            return
+        if self._large:
+            self._alone = time.monotonic() - self._started > _SOON
+        super().wait(timeout)
+        self._keep = None
+        for bring in self._staged:
+            bring()
+        if self._kept.setdefault(self._key, self) is not self:
+            self.free()  # the same was under way twice
 
     def free(self) -> None:
         for request in self._requests:
             request.Free()
 
     def _let_go(self) -> None:
-        self._keep = None
+        """Nothing yet: it is to be started again."""
 
     def _named_after_peers(self) -> str:
         return f"exchange with ranks {sorted(set(self.peers))}"
 
     def _check_sizes(self, statuses: list[Any]) -> None:
-        for expected, status, peer in zip(self._expected, statuses, self.peers, strict=False):
+        for status, expected, peer in self._expected:
             sent = status.Get_count(self._bytes)
             if sent != expected:
                 raise RuntimeError(
                     f"rank {world().rank} expects {expected} bytes from rank {peer}, which sent "
                     f"{sent}: the ranks do not run the same program on tensors of the same shapes"
                 )
-
-
-class Started:
-    """An exchange under way. It may be started again when it has been waited for."""
-
-    __slots__ = ("_exchange", "_kept", "_staged")
-
-    def __init__(
-        self, exchange: Exchange, kept: dict[_Key, Exchange], staged: Sequence[Any]
-    ) -> None:
-        self._exchange: Exchange | None = exchange
-        self._kept, self._staged = kept, staged
-
-    def wait(self) -> None:
-        exchange, kept = self._exchange, self._kept
-        if exchange is None:
-            return
-        exchange.wait()
-        self._exchange = None
-        for bring in self._staged:
-            bring()
-        if exchange.key in kept:  # the same was under way twice
-            exchange.free()
-        else:
-            kept[exchange.key] = exchange
-        if len(kept) > _KEPT:
-            kept.pop(next(iter(kept))).free()
 
 
 class MpiCommunicator:
@@ -127,27 +123,28 @@ class MpiCommunicator:
             return Done()
         key, keep, staged = [len(receives)], [], []
         for peer, tensor in receives:
-            if not is_ready(tensor):
+            if not (tensor.is_cpu and tensor.is_contiguous()):
                 tensor, bring = incoming(tensor)
                 staged += [bring] if bring else []
             key += (peer, tensor.data_ptr(), tensor.nbytes)
             keep.append(tensor)
         for peer, tensor in sends:
-            if not is_ready(tensor):
+            if not (tensor.is_cpu and tensor.is_contiguous()):
                 tensor = outgoing(tensor)
             key += (peer, tensor.data_ptr(), tensor.nbytes)
             keep.append(tensor)
         known = tuple(key)
         exchange = self._exchanges.pop(known, None) or self._new(known, keep)
-        exchange.start(keep)
-        return Started(exchange, self._exchanges, staged)
+        exchange.start(keep, staged)
+        return exchange
 
     def _new(self, key: _Key, keep: Sequence[Tensor]) -> Exchange:
-        peers, sizes, count = key[1::3], key[3::3], key[0]
+        peers, count, kept = key[1::3], key[0], self._exchanges
+        if len(kept) >= _KEPT:
+            kept.pop(next(iter(kept))).free()
         make = [self._comm.Recv_init] * count + [self._comm.Send_init] * (len(peers) - count)
         requests = [m(memory(t), p) for m, t, p in zip(make, keep, peers, strict=True)]
-        ranks = [self.ranks[peer] for peer in peers]
-        return Exchange(key, requests, ranks, sizes[:count], max(sizes), self._timeout)
+        return Exchange(key, kept, requests, [self.ranks[p] for p in peers], self._timeout)
 
     def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> None:
         self._all_reduced(tensor, op).wait()

@@ -119,6 +119,7 @@ class MpiProcessGroup(dist.ProcessGroup):
         self, tensor: Tensor, source: int, tag: int, what: Callable[[], str], peers: list[int]
     ) -> MpiWork:
         written, bring = incoming(tensor)
+        sources: list[int] = []  # the progress thread may be faster than the work is made
 
         def finish(statuses: list[Any]) -> None:
             sent = statuses[0].Get_count(mpi().BYTE)
@@ -126,12 +127,11 @@ class MpiProcessGroup(dist.ProcessGroup):
                 raise RuntimeError(f"{what()} expects {written.nbytes} bytes, and {sent} came")
             if bring is not None:
                 bring()
-            work.source = self.ranks[statuses[0].Get_source()]
+            sources.append(self.ranks[statuses[0].Get_source()])
 
         request = self.comm.Irecv(memory(written), source, tag)
         task = Task(what, [request], peers, self.timeout, finish, (written, tensor))
-        work = self._handed(MpiWork(task, [tensor]))
-        return work
+        return self._handed(MpiWork(task, [tensor], sources))
 
     # ── collectives ──────────────────────────────────────────────────────────────────────────────
 

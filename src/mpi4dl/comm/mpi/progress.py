@@ -34,9 +34,12 @@ class Progress:
         self._thread = threading.Thread(target=self._run, name="mpi4dl progress", daemon=True)
         self._thread.start()
 
-    def add(self, task: Task) -> None:
-        self._tasks.append(task)
-        if self._asleep:
+    def add(self, task: Task, urgent: bool = False) -> None:
+        """To be found within a tenth of a second; at once if it is `urgent`."""
+        if not task.watched:
+            task.watched = True
+            self._tasks.append(task)
+        if urgent or self._asleep:
             self._wake.set()
 
     def hurry(self) -> None:
@@ -73,8 +76,10 @@ class Progress:
             self._checked = now
         for _ in range(len(self._tasks)):
             task = self._tasks.popleft()
+            task.watched = False  # before it is looked at: it may be started again meanwhile
             if task.awaited or task.poll():
                 continue
+            task.watched = True
             self._tasks.append(task)
             if doubtful and task.listeners:
                 task.check()

@@ -12,7 +12,6 @@ from ...errors import LaunchError
 from .library import mpi
 from .world import world
 
-_LOOKS = 200  # before others are let in, where every rank has a core
 _BUSY = 0.01  # seconds of looking without a pause, but letting others in
 _CROWDED = 0.0005  # where ranks share cores, and whoever looks keeps another from answering
 _PAUSES = (2e-5, 1e-3)  # the shortest and the longest
@@ -22,8 +21,8 @@ class Task:
     """One operation. Whoever looks advances it: the caller in `wait`, or the progress thread."""
 
     __slots__ = (
-        "_finish", "_keep", "_lock", "_requests", "_started", "_statuses", "_test",
-        "awaited", "done", "error", "listeners", "peers", "timeout", "what",
+        "_finish", "_keep", "_lock", "_next", "_requests", "_started", "_statuses", "_tests",
+        "awaited", "done", "error", "listeners", "peers", "timeout", "watched", "what",
     )  # fmt: skip
 
     def __init__(
@@ -42,11 +41,13 @@ class Task:
         self.what, self.peers, self.timeout = what, peers, timeout
         self._requests, self._finish, self._keep = requests, finish, keep
         self._statuses = [mpi().Status() for _ in requests]
-        self._test = mpi().Request.Testall
+        self._tests = [(r.Test, s) for r, s in zip(requests, self._statuses, strict=True)]
+        self._next = 0  # the first that is not over
         self._lock = threading.Lock()
         self._started = time.monotonic()
         self.done = False
         self.awaited = False  # by a caller, who looks more often than anybody else could
+        self.watched = False  # by the progress thread
         self.error: BaseException | None = None
         self.listeners: list[Callable[[], None]] = []
 
@@ -54,10 +55,10 @@ class Task:
         """Whether it is over, well or badly. Never waits."""
         if self.done:
             return True
-        if not self._lock.acquire(blocking=False):
+        if not self._lock.acquire(False):
             return False  # another thread looks
         try:
-            if not self.done and self._test(self._requests, self._statuses):
+            if not self.done and self._complete():
                 if self._finish is not None:
                     self._finish(self._statuses)
                 self._over()
@@ -67,13 +68,19 @@ class Task:
             self._lock.release()
         return self.done
 
+    def _complete(self) -> bool:
+        """Each request is looked at until it is over, and then no more: a look is cheap so."""
+        for place in range(self._next, len(self._tests)):
+            test, status = self._tests[place]
+            if not test(status):
+                self._next = place
+                return False
+        return True
+
     def _named(self, error: BaseException) -> BaseException:
         if not isinstance(error, mpi().Exception):
             return error
         world().give_up()
-        codes = [status.Get_error() for status in self._statuses]
-        if error.Get_error_class() == mpi().ERR_IN_STATUS:
-            error = next((mpi().Exception(code) for code in codes if code), error)
         named = LaunchError(f"{self.what()} failed on rank {world().rank}: {error}")
         named.__cause__ = error
         return named
@@ -83,12 +90,11 @@ class Task:
         if error is None:  # otherwise MPI may still write to what is kept
             self._let_go()
         self.done = True
-        for listener in self.listeners:
-            listener()
-        self.listeners.clear()
+        while self.listeners:
+            self.listeners.pop()()
 
     def _let_go(self) -> None:
-        self._requests, self._finish, self._keep = [], None, None
+        self._requests, self._tests, self._finish, self._keep = [], [], None, None
 
     def when_over(self, listener: Callable[[], None]) -> None:
         with self._lock:
@@ -106,13 +112,13 @@ class Task:
             raise self.error
 
     def _wait(self, timeout: float) -> None:
-        """Busily at first, since most waits are short; then with pauses, in proportion."""
-        crowded = world().crowded
-        for _ in range(0 if crowded else _LOOKS):
-            if self.poll():
-                return
+        """Busily at first, since most waits are short; then with pauses, in proportion.
+
+        Others are let in after every look: the rank that is waited for may have been put on this
+        very core, however many there are.
+        """
         started = looked = time.monotonic()
-        busy = started + (_CROWDED if crowded else _BUSY)
+        busy = started + (_CROWDED if world().crowded else _BUSY)
         while time.monotonic() < busy:
             if self.poll():
                 return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -18,11 +19,11 @@ _UNSET = timedelta(0)
 class MpiWork(dist.Work):
     """What an operation returns. Its results are `outputs`, as soon as it is over."""
 
-    def __init__(self, task: Task, outputs: list[Any]) -> None:
+    def __init__(self, task: Task, outputs: list[Any], sources: Sequence[int] = ()) -> None:
+        """`sources` has the rank that sent what arrived, when it is over."""
         super().__init__()
-        self.task, self._outputs = task, outputs
+        self.task, self._outputs, self._sources = task, outputs, sources
         self._future: torch.futures.Future[Any] | None = None
-        self.source: int | None = None
         progress().add(task)
 
     def wait(self, timeout: timedelta = _UNSET) -> bool:
@@ -46,8 +47,8 @@ class MpiWork(dist.Work):
 
     def source_rank(self) -> int:
         """Who sent what arrived from anybody."""
-        assert self.source is not None, "known when the message is there: wait first"
-        return self.source
+        assert self._sources, "known when the message is there: wait first"
+        return self._sources[0]
 
     _source_rank = source_rank
 

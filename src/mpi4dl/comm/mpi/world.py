@@ -5,20 +5,19 @@ from __future__ import annotations
 import atexit
 import os
 import platform
-import socket
 import time
 from collections.abc import Iterable
 from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from ..rendezvous import told_over_mpi
 from ..shared_memory import machine, runs
 from .library import mpi
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
 
-_LOOPBACK = "127.0.0.1"
 _GRACE = 2.0  # seconds in which the other ranks can say what they wait for
 
 
@@ -101,17 +100,11 @@ def world() -> World:
     return made
 
 
-def rendezvous() -> tuple[int, int, str, int]:
-    """This rank, how many there are, and the address and port where rank 0 may be met.
+def rendezvous() -> tuple[int, int, Store]:
+    """This rank, how many there are, and the store where they meet. Collective.
 
-    Collective. On one machine the address is the loopback.
+    On one machine it listens on the loopback only.
     """
-    all_ranks = world()
-    place = None
-    if all_ranks.rank == 0:
-        with socket.socket() as free:
-            free.bind(("", 0))
-            together = len(all_ranks.neighbours) == all_ranks.size
-            place = (_LOOPBACK if together else socket.gethostname(), free.getsockname()[1])
-    address, port = all_ranks.comm.bcast(place)
-    return all_ranks.rank, all_ranks.size, address, port
+    everybody = world()
+    together = len(everybody.neighbours) == everybody.size
+    return everybody.rank, everybody.size, told_over_mpi(everybody.comm, together)
