@@ -59,7 +59,7 @@ def _rates(axis: Any, records: Sequence[dict[str, Any]]) -> None:
         fused = "D2" in record["mode"]
         style = {"color": COLOURS[slices], "edgecolor": "white", "hatch": "///" if fused else None}
         axis.bar(x, rate, 1 / (modes + 1.2), **style)
-        axis.text(x, rate, f" {rate:.2g}", ha="center", va="bottom", rotation=90, fontsize=7)
+        axis.text(x, rate, f" {rate:.3g}", ha="center", va="bottom", rotation=90, fontsize=7)
     axis.set_ylim(0, 1.18 * max(r["images_per_second"] for r in records))
     first = records[0]
     axis.set_title(f"{first['model']} {first['image_size']}²: images per second", fontsize=10)
@@ -73,7 +73,8 @@ def _volumes(axis: Any, records: Sequence[dict[str, Any]]) -> None:
         bottom = 0.0
         for kind in KINDS:
             height = most[kind] / 1e6
-            axis.bar(x, height, 1 / (modes + 1.2), bottom=bottom, color=SHADES[kind])
+            style = {"color": SHADES[kind], "edgecolor": "white", "linewidth": 0.5}
+            axis.bar(x, height, 1 / (modes + 1.2), bottom=bottom, **style)
             bottom += height
         axis.text(x, bottom, f" {_short(record['mode'])}", ha="center", va="bottom", rotation=90,
                   fontsize=7)  # fmt: skip

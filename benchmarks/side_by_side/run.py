@@ -183,7 +183,7 @@ def main() -> int:
     parser.add_argument("--amoebanet", type=int, nargs="*", default=[256, 512], help="image sizes")
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--num-filters", type=int, default=64, help="of AmoebaNet")
-    parser.add_argument("--rounds", type=int, default=5, help="that count")
+    parser.add_argument("--rounds", type=int, default=4, help="that count")
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--picture", metavar="PNG")
     options = parser.parse_args()

@@ -146,16 +146,19 @@ class _Walk:
             self._groups.add(module.module)
             return
         tiles = [v for v in tree_leaves(args) if isinstance(v, Tile) and v.placement.is_cut]
-        if module in self._groups:
-            for tile in tiles:
-                if tile.margin is not None:
-                    self._count(tile, Transfer(tile.placement.layout, tile.margin.held))
-        elif module in self._layers and tiles:
+        wide = [tile for tile in tiles if tile.margin is not None]
+        for tile in wide if module in self._groups else ():
+            self._count(tile, Transfer(tile.placement.layout, tile.margin.held))
+        if module in self._layers and tiles:
             self._layer(module, tiles[0])
 
     def _layer(self, module: nn.Module, tile: Tile) -> None:
         if isinstance(module, nn.BatchNorm2d):
             self._told += SHARED * module.num_features
+        elif isinstance(
+            module, nn.AdaptiveAvgPool2d
+        ):  # of the whole image: sums, and their gradients
+            self._told += FLOAT * 2 * prod(tile.shape[:-2])
         elif isinstance(module, (nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d)) and tile.margin is None:
             self._count(tile, window_plan(tile.placement, _windows(module, tile)).moves)
 
