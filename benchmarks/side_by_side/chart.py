@@ -109,8 +109,8 @@ def _legends(figure: Any, modes: Sequence[str]) -> None:
         for mode in modes
     ]
     kinds = [Patch(facecolor=SHADES[kind], label=name) for kind, name in KINDS.items()]
-    gap = Patch(alpha=0, label=" ")
-    figure.legend(
-        handles=[*bars, gap, *kinds], loc="outside lower center", ncols=12, frameon=False,
-        fontsize=8,
-    )  # fmt: skip
+    wide = figure.get_figwidth() > 10
+    for where, handles in (("left", bars), ("right", kinds)):
+        columns = len(handles) if wide else (len(handles) + 1) // 2
+        place = f"outside lower {where}"
+        figure.legend(handles=handles, loc=place, ncols=columns, frameon=False, fontsize=8)

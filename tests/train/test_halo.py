@@ -54,7 +54,7 @@ REFUSED = {
     "--halo-len -1": "--halo-len is -1; it must be at least 0",
     "--halo-len one": "--halo-len is 'one'; it must be an integer",
     "--slice-method diagonal": "unknown slice method 'diagonal'",
-    "--slice-method 2x3": "the grid 2x3 has 6 parts, and 4 were asked for",
+    "--slice-method 2x3": "has 6 parts, and 4 were asked for; use --num-spatial-parts 6",
     "--slice-method 1x2x2": "cannot cut the size",
     "--iterations 0": "--iterations is 0; it must be at least 1",
     "--warmup -1": "--warmup is -1; it must be at least 0",

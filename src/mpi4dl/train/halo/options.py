@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 from argparse import Namespace
+from math import prod
 
 import torch
 
@@ -79,7 +80,9 @@ def layout_for(options: Namespace) -> Layout:
     try:
         layout = Layout.sliced((height, width), options.num_spatial_parts, options.slice_method)
     except Mpi4dlError as error:
-        raise UsageError(f"--slice-method: {error}") from error
+        counts = re.findall(r"\d+", options.slice_method)
+        more = f"; use --num-spatial-parts {prod(map(int, counts))}" * (len(counts) == 2)
+        raise UsageError(f"--slice-method: {error}{more}") from error
     without = sum(box.empty for box in layout.boxes)
     if without:
         raise UsageError(
