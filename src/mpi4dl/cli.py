@@ -12,7 +12,7 @@ from . import __version__
 from .comm.launchers import started_by
 from .comm.local_ranks import run_local_ranks
 from .errors import Mpi4dlError
-from .train import KINDS, MODELS, bench, flags
+from .train import HALO, KINDS, MODELS, bench, flags, halo, halo_flags
 from .train.answer import answered
 from .train.arguments import Parser
 from .train.completion import SHELLS, completion
@@ -23,13 +23,15 @@ _EXAMPLES = """examples:
   mpi4dl doctor                                what is here, and whether it works
   mpi4dl bench spatial resnet --image-size 256 --batch-size 2
                                                train on four tiles and a fifth rank
+  mpi4dl bench halo exchange --image-size 1024 what a halo exchange costs
   mpi4dl run --ranks 4 train.py --epochs 3     four ranks on this machine
   mpi4dl run --ranks 4 -m package.module       the same for a module
 """
 
 
 BENCHES: dict[tuple[str, ...], Callable[[Sequence[str], str], int]] = {
-    (kind, model): partial(bench, kind, model) for kind in KINDS for model in MODELS
+    **{(kind, model): partial(bench, kind, model) for kind in KINDS for model in MODELS},
+    **{("halo", name): partial(halo, name) for name in HALO},
 }
 """What `mpi4dl bench` runs, by the words after it. It gets the words after those, and its name."""
 
@@ -85,7 +87,7 @@ def _add_run(commands: argparse._SubParsersAction[Parser]) -> None:
 
 def _add_benches(commands: argparse._SubParsersAction[Parser]) -> None:
     """Here to be helped with and completed: what runs them is `BENCHES`."""
-    about = "train a model on synthetic or stored images, and measure"
+    about = "train a model on synthetic or stored images, or exchange halos, and measure"
     benches = commands.add_parser("bench", help=about, description=f"{about.capitalize()}.")
     kinds = benches.add_subparsers(title="kinds", required=True, metavar="KIND")
     for kind in KINDS.values():
@@ -94,6 +96,10 @@ def _add_benches(commands: argparse._SubParsersAction[Parser]) -> None:
         )
         for model in MODELS:
             flags(kind, models.add_parser(model, help=TITLES[model]))
+    halos = kinds.add_parser("halo", help="halo exchanges, without a model")
+    benchmarks = halos.add_subparsers(title="benchmarks", required=True, metavar="BENCHMARK")
+    for name, benchmark in HALO.items():
+        halo_flags(benchmark, benchmarks.add_parser(name, help=benchmark.title))
 
 
 def _add_others(commands: argparse._SubParsersAction[Parser]) -> None:

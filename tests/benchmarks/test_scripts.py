@@ -141,7 +141,7 @@ def test_the_doctor_says_what_is_here_and_what_to_do(outcome, code, said, monkey
 def test_completion_knows_benchmarks_and_flags(shell, capsys):
     assert cli.main(["completion", shell]) == 0
     script = capsys.readouterr().out
-    for word in ("gems-spatial", "doctor", "amoebanet", "num-spatial-parts"):
+    for word in ("gems-spatial", "doctor", "amoebanet", "num-spatial-parts", "halo-lens", "sweep"):
         assert word in script
 
 

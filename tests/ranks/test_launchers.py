@@ -92,6 +92,27 @@ def test_the_ranks_find_each_other_and_compute_what_one_process_does(launcher, e
     assert line == NAMED.get(launcher, launcher)
 
 
+SMALL = "--num-layers 3 --num-filters 8 --image-size 64 --batch-size 2 --steps 1".split()
+
+
+def test_a_script_of_the_original_runs_as_tasks_of_slurm(environments):
+    if "srun" not in environments:
+        pytest.skip(slurm.missing())
+    script = Path(__file__).parents[2] / "benchmarks/spatial_parallelism/benchmark_amoebanet_sp.py"
+    done = subprocess.run(
+        ["srun", "--ntasks", "3", sys.executable, str(script), "--num-spatial-parts", "2", *SMALL],
+        env=environments["srun"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 stages on 3 ranks (2 + 1 = 3)" in done.stdout
+    assert done.stdout.count("images per second") == 1, "one task speaks"
+    assert re.search(r"^Mean [\d.]+ Median [\d.]+$", done.stdout, flags=re.M)
+    assert "mpi4dl: 3 ranks on this machine (srun), gloo" in done.stderr
+
+
 @pytest.mark.parametrize("launcher", COMMANDS)
 def test_one_rank_is_killed_and_all_end(launcher, environments):
     started = time.monotonic()

@@ -1,21 +1,8 @@
-"""The halo exchange alone.
+#!/usr/bin/env python3
+"""The halo exchange alone; --help shows the flags."""
 
-    python benchmarks/communication/halo/benchmark_sp_halo_exchange.py --image-size 1024
+import sys
 
-Every tile fetches its neighbours' pixels, and nothing is computed.
-"""
+from mpi4dl.train import halo
 
-from halo_benchmark import main
-from halo_options import benchmark_parser
-from halo_work import exchange
-
-parser = benchmark_parser(__doc__)
-parser.add_argument(
-    "--backward", action="store_true", help="also the halo's gradients, on their way home"
-)
-parser.add_argument(
-    "--with-tile",
-    action="store_true",
-    help="also the halo into one tensor with the tile, as FusedHalo holds it: a copy of the tile",
-)
-main(parser, exchange)
+sys.exit(halo("exchange"))

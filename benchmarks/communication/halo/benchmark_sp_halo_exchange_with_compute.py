@@ -1,13 +1,8 @@
-"""The halo exchange while the tile is convolved, beside the exchange and the convolution alone.
+#!/usr/bin/env python3
+"""The halo exchange while the tile is convolved; --help shows the flags."""
 
-    python benchmarks/communication/halo/benchmark_sp_halo_exchange_with_compute.py --image-size 512
+import sys
 
-The convolution is that of nn.Conv2d on a tile: the halo is sent, the tile alone is convolved, and
-what the halo adds is added when it is there.
-"""
+from mpi4dl.train import halo
 
-from halo_benchmark import main
-from halo_options import benchmark_parser
-from halo_work import compute
-
-main(benchmark_parser(__doc__), compute)
+sys.exit(halo("compute"))

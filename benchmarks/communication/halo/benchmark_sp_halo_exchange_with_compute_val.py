@@ -1,15 +1,8 @@
-"""The same as benchmark_sp_halo_exchange_with_compute.py, once the results are found to be right.
+#!/usr/bin/env python3
+"""The exchange and the convolution, found to be right and then measured; --help shows the flags."""
 
-    python benchmarks/communication/halo/benchmark_sp_halo_exchange_with_compute_val.py
+import sys
 
-Every rank compares the pixels that it received with those of the image, bit for bit; rank 0
-convolves the whole image alone, in float64, and compares what all ranks computed. If anything
-differs, the exit code is 1 and nothing is measured.
-"""
+from mpi4dl.train import halo
 
-from halo_benchmark import main
-from halo_options import benchmark_parser
-from halo_validation import validate
-from halo_work import compute
-
-main(benchmark_parser(__doc__), compute, validate)
+sys.exit(halo("validate"))

@@ -1,8 +1,9 @@
 """What training needs from a group of ranks: exchange, all-reduce, all-gather. Nothing else.
 
 Implementations: `Serial` (one process), `ProcessGroupCommunicator` (torch.distributed),
-`NeighbourCommunicator` (shared memory of one machine), `MpiCommunicator` (MPI directly) and
-`ThreadCommunicator` (ranks that are threads of one process, for tests and for looking around).
+`NeighbourCommunicator` (shared memory of one machine), `MpiCommunicator` (MPI directly),
+`ThreadCommunicator` (ranks that are threads of one process, for tests and for looking around) and
+`Nobody` (dry runs).
 """
 
 from __future__ import annotations
@@ -107,6 +108,28 @@ class Serial:
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         return torch.stack([tensor])
+
+
+class Nobody:
+    """The communicator of a dry run: one of so many ranks, and no messages."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+
+    def subgroup(self, ranks: Sequence[int], use: str = "") -> None:
+        return None
+
+    def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Pending:
+        return Done()
+
+    def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> None:
+        return None
+
+    def start_all_reduce(self, tensor: Tensor) -> Pending:
+        return Done()
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        return tensor.new_empty((self.size, *tensor.shape))
 
 
 SERIAL = Serial()

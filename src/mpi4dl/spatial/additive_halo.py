@@ -269,7 +269,7 @@ def convolve(
     geometry: Geometry,
 ) -> Tensor:
     """This rank's outputs of an aligned convolution (`is_aligned`)."""
-    device = tile.device.type
+    device = "cpu" if tile.is_meta else tile.device.type  # in a dry run there is no autocast
     if torch.is_autocast_enabled(device) and tile.dtype != torch.float64:
         kind = torch.get_autocast_dtype(device)
         tile, weight = tile.to(kind), weight.to(kind)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ..comm.communicator import Communicator, Done, Message, Pending, ReduceOp
+from ..comm.communicator import Communicator, Nobody
 from ..geometry import Box, Interval, SlidingWindow
 from .margin import POINTWISE, QUESTIONS, USES_MARGINS, Boxes, broadcasts
 from .placement import Placement
@@ -28,28 +28,6 @@ from .regions import Kernel, Native, Windows, plan, windowed
 from .registry import HANDLERS, answer
 from .tile import Tile, alias, wrap
 from .twin import meta_twin
-
-
-class _Nobody:
-    """The communicator of a dry run: as many ranks, and no messages."""
-
-    def __init__(self, rank: int, size: int) -> None:
-        self.rank, self.size = rank, size
-
-    def subgroup(self, ranks: Sequence[int], use: str = "") -> None:
-        return None
-
-    def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Pending:
-        return Done()
-
-    def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> None:
-        return None
-
-    def start_all_reduce(self, tensor: Tensor) -> Pending:
-        return Done()
-
-    def all_gather(self, tensor: Tensor) -> Tensor:
-        return tensor.new_empty((self.size, *tensor.shape))
 
 
 @dataclass
@@ -238,7 +216,7 @@ def entering(module: nn.Module, tiles: Sequence[Tile], call: Any) -> list[Boxes]
 
     def ghost(tile: Tile) -> TracedTile:
         old = tile.placement
-        comm = silent.setdefault(id(old.comm), _Nobody(old.comm.rank, old.comm.size))
+        comm = silent.setdefault(id(old.comm), Nobody(old.comm.rank, old.comm.size))
         placement = Placement(old.layout, old.dims, comm, old.joined)
         traced: TracedTile = _traced(wrap(alias(tile).detach().to("meta"), placement), trace)
         return traced

@@ -288,7 +288,7 @@ def _applied(
     if isinstance(out, WideTile) or handler in WINDOWED:
         return out
     with no_intercept():
-        shared = out.untyped_storage().data_ptr() == target.untyped_storage().data_ptr()
+        shared = out.untyped_storage()._cdata == target.untyped_storage()._cdata
     if shared and origin is not None:  # a view: of the memory that everybody else knows
         return handler(func, *_settled_all(args), **_settled_all(kwargs))
     return _wide(out, out.placement, margin)

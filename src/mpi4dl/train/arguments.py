@@ -54,6 +54,15 @@ class Parser(argparse.ArgumentParser):
         return f"; did you mean {near[0]}?" if near else ""
 
 
+class Help(argparse.RawDescriptionHelpFormatter):
+    """Examples as they stand, and every default."""
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        text = action.help or ""
+        shown = action.default in (None, argparse.SUPPRESS) or action.nargs == 0
+        return text if shown or "default:" in text else f"{text} (default: %(default)s)"
+
+
 def add_flags(parser: argparse.ArgumentParser, kind: Kind) -> None:
     """All of them are there for every kind, as they were; which have an effect, the help says."""
     _original(parser)
@@ -63,7 +72,7 @@ def add_flags(parser: argparse.ArgumentParser, kind: Kind) -> None:
 
 def _original(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("what is trained on which ranks").add_argument
-    count, length = _integer(1), _integer(0)
+    count, length = integer(1), integer(0)
     add("-v", "--verbose", action="store_true", help="a line for every step")
     add("--batch-size", type=count, default=32, help="images of a batch")
     add("--parts", type=count, default=1, help="micro-batches of a batch")
@@ -104,7 +113,7 @@ def _data(parser: argparse.ArgumentParser) -> None:
         help="1: medical images, a folder for each class; 2: CIFAR-10; 3: synthetic",
     )
     add("--datapath", default="./train", help="where images are, for --app 1 and 2")
-    add("--num-workers", type=_integer(0), default=0, help="threads that read files, for --app 1")
+    add("--num-workers", type=integer(0), default=0, help="threads that read files, for --app 1")
 
 
 def _ours(parser: argparse.ArgumentParser, kind: Kind) -> None:
@@ -114,22 +123,24 @@ def _ours(parser: argparse.ArgumentParser, kind: Kind) -> None:
     add("--precision", choices=("fp32", "bf16", "fp16"), default="fp32", help="autocast")
     add(
         "--checkpoint-activations",
-        type=_integer(0),
+        type=integer(0),
         nargs="?",
         const=1,
         default=0,
         metavar="LAYERS",
         help="compute activations again in backward, so many layers at once (1 if none is said)",
     )
-    add("--steps", type=_integer(1), help="steps of an epoch (default: all images; synthetic: 10)")
-    add("--warmup", type=_integer(0), default=1, help="steps before those that are measured")
+    add("--steps", type=integer(1), help="steps of an epoch (default: all images; synthetic: 10)")
+    add("--warmup", type=integer(0), default=1, help="steps before those that are measured")
     add("--lr", type=_rate, default=0.001, help="learning rate of SGD")
-    add("--seed", type=_integer(0), default=0, help="of weights, images and their order")
+    add("--seed", type=integer(0), default=0, help="of weights, images and their order")
     add("--json", metavar="FILE", help="the report as data")
     add("--device", help="cpu, cuda or cuda:1 (default: GPUs if there are any, with nccl)")
 
 
-def _integer(least: int) -> Callable[[str], int]:
+def integer(least: int) -> Callable[[str], int]:
+    """For `type=`: reads whole numbers, none smaller."""
+
     def read(text: str) -> int:
         if not re.fullmatch(r"\s*[+-]?\d+\s*", text):
             raise argparse.ArgumentTypeError(f"is {text!r}; it must be an integer")

@@ -7,20 +7,18 @@ flags ─▶ plan ─▶ checks ─▶ ranks ─▶ training ─▶ report
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
-import sys
-from collections.abc import Sequence
-from pathlib import Path
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
 from ..comm.launch import init
-from ..comm.launchers import Started, started_by
-from ..comm.local_ranks import run_local_ranks
-from ..errors import LaunchError, Mpi4dlError
-from .answer import answered, answered_later
-from .arguments import Parser, add_flags
+from ..comm.launchers import Started
+from ..errors import LaunchError
+from .arguments import Help, Parser, add_flags
+from .command import STARTING, carried_out, parsed, start_ranks, words_of
 from .configuration import Configuration, configured
 from .data import source
 from .kinds import KINDS, TITLES, Kind
@@ -36,64 +34,34 @@ _EXAMPLES = {
 }
 
 
-class _Help(argparse.RawDescriptionHelpFormatter):
-    """Examples as they stand, and every default."""
-
-    def _get_help_string(self, action: argparse.Action) -> str:
-        text = action.help or ""
-        shown = action.default in (None, argparse.SUPPRESS) or action.nargs == 0
-        return text if shown or "default:" in text else f"{text} (default: %(default)s)"
-
-
 def bench(
     kind: str, model: str, arguments: Sequence[str] | None = None, program: str | None = None
 ) -> int:
     """Train and measure; returns the exit code. `arguments` are those of this process if none are
     given, and `program` its name in help and messages."""
-    arguments = sys.argv[1:] if arguments is None else list(arguments)
-    program = Path(sys.argv[0]).name if program is None else program
-    try:
-        started = started_by(os.environ)
-    except LaunchError as error:
-        return answered(error, None)
-    try:
-        configuration = _decided(KINDS[kind], model, arguments, program, started)
-    except Mpi4dlError as error:
-        return answered(error, started)
-    if started is None and configuration.plan.world_size > 1:
-        return _start_ranks(configuration, arguments)
-    try:
-        _run(configuration, started)
-    except Mpi4dlError as error:
-        return answered_later(error, started)
-    except KeyboardInterrupt:
-        return 130
-    return 0
+    words, program = words_of(arguments, program)
+    about = f"{TITLES[model]}, {KINDS[kind].title}."
+    parser = flags(KINDS[kind], Parser(prog=program, description=about))
+
+    def decide(started: Started | None) -> Callable[[], int]:
+        configuration = _decided(KINDS[kind], model, parsed(parser, words, started), started)
+        if started is None and configuration.plan.world_size > 1:
+            return partial(_start_ranks, configuration, words)
+        return partial(_run, configuration, started)
+
+    return carried_out(decide)
 
 
 def flags(kind: Kind, parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     """The parser of a benchmark, made of one that has a name."""
-    parser.formatter_class = _Help
-    parser.epilog = (
-        f"example:\n  {parser.prog} {_EXAMPLES[kind.name]}\n\n"
-        "Under torchrun, mpirun or srun their ranks take part; without a launcher this starts as\n"
-        "many on this machine as it needs."
-    )
+    parser.formatter_class = Help
+    parser.epilog = f"example:\n  {parser.prog} {_EXAMPLES[kind.name]}\n\n{STARTING}"
     add_flags(parser, kind)
     return parser
 
 
-def _decided(
-    kind: Kind, model: str, arguments: Sequence[str], program: str, started: Started | None
-) -> Configuration:
+def _decided(kind: Kind, model: str, options: Namespace, started: Started | None) -> Configuration:
     """All mistakes that can be known before ranks start are made here."""
-    silent = started is not None and started.rank > 0
-    with contextlib.ExitStack() as stack:
-        if silent:  # one rank answers --help
-            nowhere = stack.enter_context(open(os.devnull, "w"))
-            stack.enter_context(contextlib.redirect_stdout(nowhere))
-        about = f"{TITLES[model]}, {kind.title}."
-        options = flags(kind, Parser(prog=program, description=about)).parse_args(arguments)
     configuration = configured(kind, model, options, _number_of_ranks(started))
     check_surroundings(options, started, configuration.plan.world_size)
     source(options, configuration.samples)
@@ -109,18 +77,17 @@ def _number_of_ranks(started: Started | None) -> int | None:
     return int(text) if text else None
 
 
-def _start_ranks(configuration: Configuration, arguments: Sequence[str]) -> int:
+def _start_ranks(configuration: Configuration, words: Sequence[str]) -> int:
     """The same command as so many ranks. What was computed is not computed again on each."""
     plan = configuration.plan
     assert plan.balance is not None
-    command = [sys.executable, "-m", "mpi4dl", "bench", configuration.kind.name]
     balance = ["--balance", ",".join(map(str, plan.balance))]
-    return run_local_ranks(
-        plan.world_size, [*command, configuration.model, *arguments, *balance], speaker=0
+    return start_ranks(
+        plan.world_size, [configuration.kind.name, configuration.model, *words, *balance]
     )
 
 
-def _run(configuration: Configuration, started: Started | None) -> None:
+def _run(configuration: Configuration, started: Started | None) -> int:
     options, plan = configuration.options, configuration.plan
     _share_threads(started)
     comm = init(backend_of(options), ranks=1)
@@ -133,6 +100,7 @@ def _run(configuration: Configuration, started: Started | None) -> None:
         if options.json:
             write_report(options.json, configuration, measured)
             print(f"\nwritten: {options.json}", flush=True)
+    return 0
 
 
 def _share_threads(started: Started | None) -> None:

@@ -21,7 +21,8 @@ from .configuration import Configuration
 from .data import source
 from .memory import peak_mib
 from .progress import progress
-from .timed import Log, TimedCommunicator
+from .timed import Log, timed
+from .traffic import counted
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Measured:
     losses: list[float]
     seconds: list[float]
     ranks: list[dict[str, Any]]
-    """The breakdown of a step on each rank, a mean, and `peak_mib`."""
+    """The mean breakdown of a step on each rank, `peak_mib`, and `sent_bytes` of the last step."""
 
 
 def trained(
@@ -40,15 +41,21 @@ def trained(
     """Collective. Of what `build` makes, only this rank's stages are kept."""
     options, log = configuration.options, Log()
     device = _device(options.device, comm)
-    with use(TimedCommunicator(comm, log) if comm.size > 1 else comm):
-        trainer = Trainer(
-            build(),
-            configuration.plan,
-            loss=F.cross_entropy,
-            optimizer=partial(torch.optim.SGD, lr=options.lr),
-            device=device,
-        )
+    with use(timed(comm, log)):
+        trainer = trainer_of(configuration, build(), device)
         return _measured(configuration, trainer, comm, log, device)
+
+
+def trainer_of(
+    configuration: Configuration, model: nn.Module, device: torch.device | None = None
+) -> Trainer:
+    return Trainer(
+        model,
+        configuration.plan,
+        loss=F.cross_entropy,
+        optimizer=partial(torch.optim.SGD, lr=configuration.options.lr),
+        device=device,
+    )
 
 
 def _measured(
@@ -78,7 +85,8 @@ def _measured(
             seconds.append(took)
             breakdowns.append(broken_down(took, trainer.spans, log.calls))
     bar.close()
-    own = {**asdict(mean(breakdowns)), "peak_mib": peak_mib(device)}
+    own: dict[str, Any] = {**asdict(mean(breakdowns)), "peak_mib": peak_mib(device)}
+    own["sent_bytes"] = asdict(counted(log.calls))
     return Measured(losses, seconds, shared(own, comm, device))
 
 

@@ -40,7 +40,7 @@ def report_text(configuration: Configuration, measured: Measured) -> str:
     )
 
 
-def _table(ranks: Sequence[Mapping[str, float]]) -> list[str]:
+def _table(ranks: Sequence[Mapping[str, Any]]) -> list[str]:
     header = ["rank", *_COLUMNS, "peak MiB"]
     rows = [
         [str(rank), *(f"{row[name]:.3f}" for name in _COLUMNS), f"{row['peak_mib']:,.0f}"]

@@ -35,7 +35,7 @@ def check_surroundings(options: Namespace, started: Started | None, ranks: int) 
         )
     _check_device(options.device)
     _check_gpus(options, backend, started, ranks)
-    _check_report(options.json)
+    check_output("--json", options.json)
     if started is None or started.rank == 0:
         _check_port(os.environ.get("MASTER_PORT"), started)
 
@@ -75,16 +75,17 @@ def _check_gpus(
         )
 
 
-def _check_report(file: str | None) -> None:
+def check_output(flag: str, file: str | None) -> None:
+    """A file that is to be written at the end."""
     if file is None:
         return
     folder = Path(file).absolute().parent
     if Path(file).is_dir():
-        raise UsageError(f"--json {file} is a folder: name a file")
+        raise UsageError(f"{flag} {file} is a folder: name a file")
     if not folder.is_dir():
-        raise UsageError(f"--json {file}: there is no folder {folder}")
+        raise UsageError(f"{flag} {file}: there is no folder {folder}")
     if not os.access(folder, os.W_OK):
-        raise UsageError(f"--json {file}: {folder} cannot be written to")
+        raise UsageError(f"{flag} {file}: {folder} cannot be written to")
 
 
 def _check_port(text: str | None, started: Started | None) -> None:

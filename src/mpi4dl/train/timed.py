@@ -1,4 +1,4 @@
-"""A communicator that notes how long its rank was in it, and about what."""
+"""A communicator that notes how long its rank was in it, about what, and how much it sent."""
 
 from __future__ import annotations
 
@@ -19,6 +19,10 @@ class Call:
 
     start: float
     stop: float
+    sent: int = 0
+    """Bytes that this rank gave away in it."""
+    together: bool = False
+    """Whether all ranks of a group add something up, or tell each other."""
 
 
 @dataclass
@@ -28,12 +32,12 @@ class Log:
     calls: list[Call] = field(default_factory=list)
 
     @contextmanager
-    def noting(self, use: str) -> Iterator[None]:
+    def noting(self, use: str, sent: int = 0, together: bool = False) -> Iterator[None]:
         start = time.perf_counter()
         try:
             yield
         finally:
-            self.calls.append(Call(use, start, time.perf_counter()))
+            self.calls.append(Call(use, start, time.perf_counter(), sent, together))
 
 
 class _TimedPending:
@@ -63,22 +67,26 @@ class TimedCommunicator:
         return self._subgroups[key]
 
     def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Pending:
-        with self._log.noting(self._use):
+        with self._log.noting(self._use, sum(tensor.nbytes for _, tensor in sends)):
             pending = self._inner.start(sends, receives)
         return _TimedPending(pending, self._log, self._use)
 
     def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> None:
-        with self._log.noting(self._use):
+        with self._log.noting(self._use, tensor.nbytes, together=True):
             self._inner.all_reduce(tensor, op)
 
     def start_all_reduce(self, tensor: Tensor) -> Pending:
-        with self._log.noting(self._use):
+        with self._log.noting(self._use, tensor.nbytes, together=True):
             pending = self._inner.start_all_reduce(tensor)
         return _TimedPending(pending, self._log, self._use)
 
     def all_gather(self, tensor: Tensor) -> Tensor:
-        with self._log.noting(self._use):
+        with self._log.noting(self._use, tensor.nbytes, together=True):
             return self._inner.all_gather(tensor)
 
     def __repr__(self) -> str:
         return f"TimedCommunicator({self._inner!r})"
+
+
+def timed(comm: Communicator, log: Log) -> Communicator:
+    return TimedCommunicator(comm, log) if comm.size > 1 else comm

@@ -7,18 +7,19 @@ weights are float32's, so that in float64 sums of their products are exact in an
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
-from halo_exchange import Exchange, Float16
-from halo_work import as_tile, convolution
 from torch import Tensor
 
-from mpi4dl import Box, Interval, Layout
-from mpi4dl.comm.communicator import Communicator
+from ...comm.communicator import Communicator
+from ...geometry import Box, Interval, Layout
+from .exchange import Exchange
+from .passing import Float16
+from .work import as_tile, convolution
 
 TOLERANCE = 1e-12
 """Of the convolution in float64, relative to its largest output. Pixels must be equal."""
@@ -45,7 +46,7 @@ class Verdict:
         )
 
 
-def image(options: Any, box: Box) -> Tensor:
+def image(options: Namespace, box: Box) -> Tensor:
     """A region of the image that is validated, of shape (N, C, rows, columns)."""
     height, width = options.image_size
     batch, channels = options.batch_size, options.in_channels
@@ -68,7 +69,7 @@ def relative_error(expected: Tensor, found: Tensor) -> float:
     return float((found - expected).abs().max() / expected.abs().max().clamp_min(1e-300))
 
 
-def validate(options: Any, layout: Layout, comm: Communicator) -> Verdict:
+def validate(options: Namespace, layout: Layout, comm: Communicator) -> Verdict:
     """Collective; every rank gets the same verdict."""
     passing = Float16(comm) if options.fp16_allreduce else comm
     mine = image(options, layout.boxes[comm.rank])
@@ -84,10 +85,11 @@ def validate(options: Any, layout: Layout, comm: Communicator) -> Verdict:
 
 @torch.no_grad()
 def _convolution_error(
-    options: Any, layout: Layout, passing: Communicator, comm: Communicator, mine: Tensor
+    options: Namespace, layout: Layout, passing: Communicator, comm: Communicator, mine: Tensor
 ) -> float:
     """Rank 0 makes the whole image, convolves it alone, and compares what all ranks computed."""
     conv = convolution(options).double()
+    assert conv.bias is not None
     made = conv(as_tile(mine, layout, passing)).to_local()
     whole = Box.full(layout.size)
     nothing = Box(tuple(Interval(0, 0) for _ in layout.size))

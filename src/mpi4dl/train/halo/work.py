@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.nn.functional as F
-from halo_exchange import DIMS, Exchange, Float16
 from torch import Tensor, nn
 
-import mpi4dl
-from mpi4dl import Box, Interval, Layout, Tile
-from mpi4dl.comm.communicator import Communicator, use
-from mpi4dl.comm.exchange import transfer
-from mpi4dl.geometry import Transfer
+from ...comm.communicator import Communicator, use
+from ...comm.exchange import transfer
+from ...comm.gradients import sync_gradients
+from ...geometry import Box, Interval, Layout, Transfer
+from ...spatial import Tile
+from .exchange import DIMS, Exchange
+from .passing import Float16
 
 Turn = tuple[tuple[str, Callable[[], object]], ...]
-Work = Callable[[Any, Layout, Communicator], list[Turn]]
+Work = Callable[[Namespace, Layout, Communicator], list[Turn]]
 
 
-def exchange(options: Any, layout: Layout, comm: Communicator) -> list[Turn]:
+def exchange(options: Namespace, layout: Layout, comm: Communicator) -> list[Turn]:
     """The halo alone; with its way home, or into one tensor with the tile, if that is asked for."""
     comm = Float16(comm) if options.fp16_allreduce else comm
     halo, pixels = Exchange(layout, options.halo_len, comm), tile_pixels(options, layout, comm)
@@ -39,7 +40,7 @@ def _widened(box: Box, layout: Layout, halo: int) -> Box:
     return wide.intersect(Box.full(layout.size))
 
 
-def compute(options: Any, layout: Layout, comm: Communicator) -> list[Turn]:
+def compute(options: Namespace, layout: Layout, comm: Communicator) -> list[Turn]:
     """A convolution while its halo is under way, beside the exchange and the convolution alone."""
     comm = Float16(comm) if options.fp16_allreduce else comm
     halo, pixels = Exchange(layout, options.halo_len, comm), tile_pixels(options, layout, comm)
@@ -56,7 +57,7 @@ def compute(options: Any, layout: Layout, comm: Communicator) -> list[Turn]:
     ]
 
 
-def layer(options: Any, layout: Layout, comm: Communicator) -> list[Turn]:
+def layer(options: Namespace, layout: Layout, comm: Communicator) -> list[Turn]:
     """A convolution layer in training: forward, backward, and its gradients summed over ranks."""
     pixels = tile_pixels(options, layout, comm).requires_grad_()
     tile, conv = as_tile(pixels, layout, comm), convolution(options)
@@ -76,12 +77,12 @@ def layer(options: Any, layout: Layout, comm: Communicator) -> list[Turn]:
         made.pop().to_local().backward(gradient)
 
     def summed() -> None:
-        mpi4dl.sync_gradients(conv, for_sums)
+        sync_gradients(conv, for_sums)
 
     return [(("forward", forward), ("backward", backward), ("gradients summed", summed))]
 
 
-def tile_pixels(options: Any, layout: Layout, comm: Communicator) -> Tensor:
+def tile_pixels(options: Namespace, layout: Layout, comm: Communicator) -> Tensor:
     generator = torch.Generator().manual_seed(comm.rank)
     shape = (options.batch_size, options.in_channels, *layout.boxes[comm.rank].shape)
     return torch.randn(shape, generator=generator).to(options.device)
@@ -92,7 +93,7 @@ def as_tile(pixels: Tensor, layout: Layout, comm: Communicator) -> Tile:
         return Tile.from_local(pixels, layout, check=False)
 
 
-def convolution(options: Any) -> nn.Conv2d:
+def convolution(options: Namespace) -> nn.Conv2d:
     """The same weights on every rank, whatever else it has drawn."""
     size, padding = 2 * options.halo_len + 1, options.halo_len
     conv = nn.Conv2d(options.in_channels, options.out_channels, size, padding=padding)
