@@ -1,0 +1,167 @@
+"""`FileDataset`: samples that are files, each opened when a region of it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ..errors import DataError
+from ..geometry import Box
+from .dataset import Opened
+from .open_files import OpenFiles
+from .opening import open_image
+from .picture import AtLevel, Picture, Size
+from .reader import Array, RegionReader, Tally, check_level, nearest_level
+from .resampling import Resized
+from .view import View
+
+
+@dataclass(frozen=True)
+class Item:
+    """One sample: an image, and its class or its mask."""
+
+    image: Path
+    label: int | None = None
+    mask: Path | None = None
+    split: str = ""
+    """Such as `train`, if a table says so."""
+
+    group: str = ""
+    """Such as the patient: samples of a group are never split up."""
+
+
+class FileDataset:
+    """Made by `image_folder`, `slide_table` and `image_masks`.
+
+    `mask_values` are those of the mask files in the order of the classes, such as (0, 255); by
+    default a mask holds the numbers of the classes.
+    """
+
+    lasting = False
+
+    def __init__(
+        self,
+        items: Sequence[Item],
+        classes: Sequence[str],
+        view: View | None = None,
+        *,
+        mask_values: Sequence[int] | None = None,
+        reader: str | None = None,
+    ) -> None:
+        if not items:
+            raise DataError("a data set needs at least one image")
+        self.items, self.classes, self.view = tuple(items), tuple(classes), view or View()
+        self.labels = None
+        if items[0].mask is None:
+            self.labels = torch.tensor([item.label for item in items])
+        self._mask_values, self._reader = mask_values, reader
+        self._files = OpenFiles(self._open)
+        self.channels, self.size = self._shape()
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def name(self, index: int) -> str:
+        return str(self.items[index].image)
+
+    @contextmanager
+    def opened(self, index: int, tally: Tally) -> Iterator[Opened]:
+        item = self.items[index]
+        with ExitStack() as stack:
+            reader = stack.enter_context(self._files.of(item.image, False))
+            image = self._image(reader, tally)
+            mask: Picture | None = None
+            if item.mask is not None:
+                of_mask = stack.enter_context(self._files.of(item.mask, True))
+                mask = self._mask(of_mask, image.size, tally)
+            yield Opened(image, mask, reader.dtype)
+
+    def subset(self, indices: Sequence[int]) -> FileDataset:
+        """These samples, in this order."""
+        items = [self.items[i] for i in indices]
+        # Samples keep the size that they have in the whole.
+        view = replace(self.view, size=self.size, channels=self.channels)
+        return FileDataset(
+            items, self.classes, view, mask_values=self._mask_values, reader=self._reader
+        )
+
+    def where(self, split: str) -> FileDataset:
+        """The samples that a table put there: `dataset.where("train")`."""
+        found = [i for i, item in enumerate(self.items) if item.split == split]
+        if not found:
+            splits = ", ".join(sorted({repr(item.split) for item in self.items}))
+            raise DataError(f"no sample belongs to {split!r}; there are {splits}")
+        return self.subset(found)
+
+    def _open(self, path: Path, mask: bool) -> RegionReader:
+        return open_image(path, reader=self._reader, indices=mask)
+
+    def _shape(self) -> tuple[int, Size]:
+        if self.view.size is not None and self.view.channels is not None:
+            return self.view.channels, self.view.size
+        with self._files.of(self.items[0].image, False) as reader:
+            size = self.view.size or self._image(reader, None).size
+            return self.view.channels or reader.channels, size
+
+    def _image(self, reader: RegionReader, tally: Tally | None) -> Picture:
+        view = self.view
+        if view.downsample is None:
+            level = view.level or 0
+            check_level(reader, level)
+            return AtLevel(reader, level, tally)
+        level = nearest_level(reader, view.downsample)
+        at = AtLevel(reader, level, tally)
+        rows, columns = (max(1, round(n / view.downsample)) for n in reader.levels[0].size)
+        return at if at.size == (rows, columns) else Resized(at, (rows, columns))
+
+    def _mask(self, reader: RegionReader, size: Size, tally: Tally) -> Picture:
+        """At the size of the image, from the level that is nearest to it."""
+        level = nearest_level(reader, max(1.0, reader.levels[0].size[0] / size[0]))
+        picture: Picture = Classes(
+            AtLevel(reader, level, tally), len(self.classes), self._mask_values, reader.name
+        )
+        return picture if picture.size == size else Resized(picture, size, smooth=False)
+
+
+@dataclass(frozen=True)
+class Classes:
+    """The first channel of a mask, as numbers of classes."""
+
+    below: Picture
+    classes: int
+    values: Sequence[int] | None
+    name: str
+
+    @property
+    def size(self) -> Size:
+        return self.below.size
+
+    def read(self, box: Box) -> Array:
+        found = self.below.read(box)[:1]
+        if self.values is not None:
+            return self._numbered(found)
+        if found.size and int(found.max()) >= self.classes:
+            raise DataError(
+                f"{self.name} has the class {int(found.max())} in it, and there are {self.classes} "
+                "classes: name all of them, or say which mask_values they have"
+            )
+        return found.astype(np.int64)
+
+    def _numbered(self, found: Array) -> Array:
+        assert self.values is not None
+        known = np.array(self.values)
+        order = np.argsort(known)
+        place = np.searchsorted(known, found, sorter=order).clip(0, len(known) - 1)
+        numbers: Array = order[place]
+        wrong = known[numbers] != found
+        if wrong.any():
+            raise DataError(
+                f"{self.name} has the value {found[wrong][0]} in it, which is none of the "
+                f"mask_values {tuple(self.values)}"
+            )
+        return numbers
