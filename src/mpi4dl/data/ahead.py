@@ -8,26 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
-from ..geometry import Box
 from .dataset import Region
 from .reader import Tally
-from .selection import Request, Selection
+from .selection import Part, Selection
 
+When = tuple[int, int]
+"""Epoch and number of a batch."""
 
-@dataclass(frozen=True)
-class Key:
-    """One region of one sample, where it stands in an epoch."""
-
-    batch: tuple[int, int]
-    """Epoch and number."""
-
-    place: int
-    index: int
-    masks: bool
-    box: Box
+_Key = tuple[When, int, Part]
 
 
 class Ahead:
@@ -36,36 +26,34 @@ class Ahead:
     def __init__(self, workers: int, tally: Tally) -> None:
         self._pool = ThreadPoolExecutor(workers, "mpi4dl-read") if workers else None
         self._tally = tally
-        self._shelf: dict[Key, Future[Region]] = {}
+        self._shelf: dict[_Key, Future[Region]] = {}
 
     @property
     def concurrent(self) -> bool:
         return self._pool is not None
 
-    def begin(
-        self, batch: tuple[int, int], selection: Selection, requests: Iterable[Request]
-    ) -> None:
-        """Start to read, unless that is going on already."""
-        for request in requests:
-            for place in request.samples:
-                self._future(batch, selection, place, request)
+    def begin(self, when: When, selection: Selection, parts: Iterable[Part]) -> None:
+        """Start to read, unless that was done already."""
+        for part in parts:
+            key = _key(when, selection, part)
+            if key not in self._shelf:
+                begin = self._pool.submit if self._pool else _done
+                self._shelf[key] = begin(selection.read, part, self._tally)
 
-    def region(
-        self, batch: tuple[int, int], selection: Selection, place: int, request: Request
-    ) -> Region:
-        """Waits for it. It stays on the shelf until `take`."""
-        return self._future(batch, selection, place, request).result()
+    def look(self, when: When, selection: Selection, part: Part) -> Region:
+        """Waits for a region that was begun, and leaves it on the shelf."""
+        return self._shelf[_key(when, selection, part)].result()
 
-    def take(self, batch: tuple[int, int], selection: Selection, request: Request) -> list[Region]:
-        """Waits for what a slice asks for, and keeps none of it."""
-        self.begin(batch, selection, [request])
-        keys = [_key(batch, selection, place, request) for place in request.samples]
-        return [self._shelf.pop(key).result() for key in keys]
+    def take(self, when: When, selection: Selection, parts: Iterable[Part]) -> list[Region]:
+        """Waits for regions, and keeps none of them."""
+        parts = list(parts)
+        self.begin(when, selection, parts)
+        return [self._shelf.pop(_key(when, selection, part)).result() for part in parts]
 
-    def keep(self, batches: Iterable[tuple[int, int]]) -> None:
+    def keep(self, batches: Iterable[When]) -> None:
         """Forget what belongs to others."""
         kept = set(batches)
-        for key in [key for key in self._shelf if key.batch not in kept]:
+        for key in [key for key in self._shelf if key[0] not in kept]:
             self._shelf.pop(key).cancel()
 
     def close(self) -> None:
@@ -73,18 +61,9 @@ class Ahead:
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
 
-    def _future(
-        self, batch: tuple[int, int], selection: Selection, place: int, request: Request
-    ) -> Future[Region]:
-        key = _key(batch, selection, place, request)
-        if key not in self._shelf:
-            work = (selection.read, place, request.masks, request.box, self._tally)
-            self._shelf[key] = self._pool.submit(*work) if self._pool else _done(*work)
-        return self._shelf[key]
 
-
-def _key(batch: tuple[int, int], selection: Selection, place: int, request: Request) -> Key:
-    return Key(batch, place, selection.indices[place], request.masks, request.box)
+def _key(when: When, selection: Selection, part: Part) -> _Key:
+    return when, selection.indices[part.place], part
 
 
 def _done(work: Callable[..., Region], *arguments: Any) -> Future[Region]:

@@ -10,9 +10,8 @@ from ..comm.communicator import Communicator
 from ..comm.launch import init
 from ..comm.objects import shared
 from ..errors import DataError
-from ..geometry import Layout
-from .agreement import Failure, agreed
-from .ahead import Ahead
+from . import checked
+from .ahead import Ahead, When
 from .augment import Augmentation, drawn
 from .dataset import Dataset, Region
 from .order import Order
@@ -76,10 +75,11 @@ class Loader:
         self._comm, self._device = comm, device
         self._tally = Tally()
         self._ahead = Ahead(workers, self._tally)
-        self._requests: dict[int, list[Request]] = {}
+        self._usual: dict[int, tuple[Request, ...]] = {}
         """What this rank asks of a batch of so many samples."""
-        self._latest: int | None = None
-        self._skipped: dict[str, None] = {}
+        self._asked: tuple[int, dict[Request, None]] | None = None
+        """The size of the latest batch, and what was asked of it."""
+        self._skipped: set[str] = set()
         self._waited = 0.0
 
     def __len__(self) -> int:
@@ -93,16 +93,105 @@ class Loader:
 
     def batch(self, epoch: int, number: int) -> tuple[Any, Any]:
         """Images and labels of one batch. Collective, as it finds out what cannot be read."""
-        raise NotImplementedError
+        self._learn()
+        when = (epoch, number)
+        self._ahead.keep([when, *self._following(when)])
+        started = time.perf_counter()
+        selection = self._readable(when, self._selection(when))
+        self._waited += time.perf_counter() - started
+        size = len(selection.indices)
+        self._asked = size, {}
+        for request in self._usual.get(size, ()):
+            self._read_ahead(when, request)
+        return selection.arrays(lambda request: self._answer(when, selection, request))
 
     def reading(self) -> Reading:
         """What this rank has read so far."""
-        raise NotImplementedError
+        t = self._tally
+        return Reading(
+            bytes_read=t.bytes_read,
+            bytes_decoded=t.bytes_decoded,
+            bytes_used=t.bytes_used,
+            waited=self._waited,
+            skipped=tuple(sorted(self._skipped)),
+        )
 
     def readings(self) -> list[Reading]:
         """What every rank has read so far. Collective."""
-        raise NotImplementedError
+        return shared(self.reading(), self._world(), self._device)
 
     def close(self) -> None:
         """Stop to read ahead."""
         self._ahead.close()
+
+    def _world(self) -> Communicator:
+        if self._comm is None:
+            self._comm = init()
+        return self._comm
+
+    def _selection(self, when: When) -> Selection:
+        epoch, number = when
+        samples = [self._order.sample(epoch, p) for p in self._order.places(number)]
+        return self._drawn(epoch, samples)
+
+    def _drawn(self, epoch: int, samples: Sequence[int]) -> Selection:
+        augment, seed = self._augment, self._order.seed
+        changes = [drawn(augment, seed, epoch, i) if augment else None for i in samples]
+        return Selection(self.dataset, tuple(samples), tuple(changes))
+
+    def _following(self, when: When) -> list[When]:
+        epoch, number = when
+        return [(epoch, n) for n in range(number + 1, len(self))[: self._depth]]
+
+    def _read_ahead(self, when: When, request: Request) -> None:
+        """What is asked of this batch will be asked of those after it."""
+        if not self._ahead.concurrent:
+            return
+        for later in self._following(when):
+            selection = self._selection(later)
+            if request.places.stop <= len(selection.indices):
+                self._ahead.begin(later, selection, request.parts())
+
+    def _answer(self, when: When, selection: Selection, request: Request) -> list[Region]:
+        size = len(selection.indices)
+        if self._asked is not None and self._asked[0] == size:
+            self._asked[1][request] = None
+        if request not in self._usual.get(size, ()):
+            self._read_ahead(when, request)
+        started = time.perf_counter()
+        regions = self._ahead.take(when, selection, request.parts())
+        self._waited += time.perf_counter() - started
+        self._tally.use(sum(region.stored for region in regions))
+        return regions
+
+    def _learn(self) -> None:
+        """Another batch begins: now it is known what is asked of one like the latest."""
+        if self._asked is not None:
+            size, requests = self._asked
+            self._usual[size] = tuple(requests)
+
+    def _readable(self, when: When, selection: Selection) -> Selection:
+        """The same one, or one with others in place of what some rank cannot read."""
+        comm = self._world()
+        if self.dataset.lasting or (comm.size == 1 and not self._skip):
+            return selection
+        count, places = len(selection.indices), list(self._order.places(when[1]))
+        wanted = list(range(count))
+        for _ in range(self._order.count):
+            usual = self._usual.get(count)
+            if usual is None:
+                requests = checked.share(selection, wanted, comm)
+            else:
+                requests = checked.only(usual, wanted)
+            mine = checked.failures(self._ahead, when, selection, requests, keep=usual is not None)
+            found = checked.agreed(mine, comm, self._device)
+            if not found:
+                return selection
+            for place, failure in found.items():
+                if not (failure.damaged and self._skip):
+                    raise DataError(failure.message)
+                self._skipped.add(self.dataset.name(selection.indices[place]))
+                places[place] += 1
+            samples = [self._order.sample(when[0], p) for p in places]
+            selection, wanted = self._drawn(when[0], samples), list(found)
+        raise DataError(f"none of the {self._order.count} samples can be read: {failure.message}")

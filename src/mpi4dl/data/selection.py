@@ -17,14 +17,26 @@ from .reader import Tally
 
 
 @dataclass(frozen=True)
+class Part:
+    """A region of one sample of a batch."""
+
+    place: int
+    """In the batch."""
+
+    masks: bool
+    box: Box
+
+
+@dataclass(frozen=True)
 class Request:
     """What one slice of a batch asks for."""
 
+    places: range
     masks: bool
-    samples: range
-    """Places in the batch."""
-
     box: Box
+
+    def parts(self) -> list[Part]:
+        return [Part(place, self.masks, self.box) for place in self.places]
 
 
 class LazyArray:
@@ -71,26 +83,25 @@ class Selection:
 
         def images(box: Box) -> Tensor:
             samples, channels, rows, columns = box
-            regions = asked(
-                Request(False, range(samples.start, samples.stop), Box((rows, columns)))
-            )
+            places = range(samples.start, samples.stop)
+            regions = asked(Request(places, False, Box((rows, columns))))
             chosen = slice(channels.start, channels.stop)
-            if not regions:
-                return torch.empty(0, *box.shape[1:], dtype=dtype)
-            return torch.stack([region.pixels[chosen] for region in regions])
+            pixels = [region.pixels[chosen] for region in regions]
+            return torch.stack(pixels) if pixels else torch.empty(box.shape, dtype=dtype)
 
         def masks(box: Box) -> Tensor:
             samples, rows, columns = box
-            regions = asked(Request(True, range(samples.start, samples.stop), Box((rows, columns))))
-            if not regions:
-                return torch.empty(0, *box.shape[1:], dtype=torch.int64)
-            return torch.stack([region.pixels for region in regions])
+            places = range(samples.start, samples.stop)
+            regions = asked(Request(places, True, Box((rows, columns))))
+            pixels = [region.pixels for region in regions]
+            return torch.stack(pixels) if pixels else torch.empty(box.shape, dtype=torch.int64)
 
         lazy = LazyArray((count, data.channels, *data.size), dtype, images)
         if data.labels is None:
             return lazy, LazyArray((count, *data.size), torch.int64, masks)
         return lazy, data.labels[list(self.indices)]
 
-    def read(self, place: int, masks: bool, box: Box, tally: Tally) -> Region:
-        region = mask_region if masks else image_region
-        return region(self.dataset, self.indices[place], box, self.changes[place], tally)
+    def read(self, part: Part, tally: Tally) -> Region:
+        region = mask_region if part.masks else image_region
+        index, change = self.indices[part.place], self.changes[part.place]
+        return region(self.dataset, index, part.box, change, tally)
