@@ -31,8 +31,10 @@ class Dataset(Protocol):
     """Images with a label each, or with a mask each. The same on every rank."""
 
     classes: tuple[str, ...]
-    labels: Tensor | None
-    """The class of every sample; None if there are masks instead."""
+    @property
+    def labels(self) -> Tensor | None:
+        """The class of every sample; None if there are masks instead."""
+        ...
 
     channels: int
     """Of a sample, as `view` has it."""

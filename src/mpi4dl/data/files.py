@@ -81,6 +81,14 @@ class FileDataset:
                 mask = self._mask(of_mask, image.size, tally)
             yield Opened(image, mask, reader.dtype)
 
+    def check(self, index: int) -> None:
+        """Open a sample, and read a corner of it."""
+        corner = Box.of((0, 1), (0, 1))
+        with self.opened(index, Tally()) as sample:
+            sample.image.read(corner)
+            if sample.mask is not None:
+                sample.mask.read(corner)
+
     def subset(self, indices: Sequence[int]) -> FileDataset:
         """These samples, in this order."""
         items = [self.items[i] for i in indices]

@@ -86,6 +86,11 @@ class Loader:
         """Batches of an epoch."""
         return self._order.batches
 
+    @property
+    def steps(self) -> int:
+        """The same: a batch is a step."""
+        return len(self)
+
     def epoch(self, number: int = 0, first: int = 0) -> Iterator[tuple[Any, Any]]:
         """Images and labels of each batch of an epoch, from batch `first` on."""
         for batch in range(first, len(self)):

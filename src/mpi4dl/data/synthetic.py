@@ -41,21 +41,33 @@ class Noise:
         return noise
 
 
+@dataclass(frozen=True)
+class Reddish:
+    """1 where an image has more red than none."""
+
+    image: Noise
+
+    @property
+    def size(self) -> Size:
+        return self.image.size
+
+    def read(self, box: Box) -> Array:
+        return self.image.read(box)[:1] > 0
+
+
 class Synthetic:
-    """So many images of noise, with labels that are noise as well."""
+    """So many images of noise. Their labels are noise as well; with `masks`, each pixel has one
+    of two classes, which can be learned: whether its red is above 0."""
 
     lasting = True
 
-    def __init__(self, count: int, size: Size, classes: int = 10, seed: int = 0) -> None:
-        self.classes = tuple(map(str, range(classes)))
+    def __init__(
+        self, count: int, size: Size, classes: int = 10, seed: int = 0, masks: bool = False
+    ) -> None:
+        self.classes = tuple(map(str, range(2 if masks else classes)))
         self.channels, self.size, self.view = 3, size, View(size)
+        self.labels = None if masks else _labels(count, classes, seed)
         self._count, self._seed = count, seed
-
-    @property
-    def labels(self) -> Tensor:
-        numbers = torch.arange(self._count, dtype=torch.int64)
-        hashes = _mixed(numbers + _wrapped(self._seed * _ODD[0]), 3)
-        return hashes.bitwise_and(2**31 - 1) % len(self.classes)
 
     def __len__(self) -> int:
         return self._count
@@ -66,7 +78,14 @@ class Synthetic:
     @contextmanager
     def opened(self, index: int, tally: Tally) -> Iterator[Opened]:
         dtype = np.dtype(str(torch.get_default_dtype()).removeprefix("torch."))
-        yield Opened(Noise(index, self.size, self._seed), None, dtype)
+        image = Noise(index, self.size, self._seed)
+        yield Opened(image, None if self.labels is not None else Reddish(image), dtype)
+
+
+def _labels(count: int, classes: int, seed: int) -> Tensor:
+    numbers = torch.arange(count, dtype=torch.int64)
+    hashes = _mixed(numbers + _wrapped(seed * _ODD[0]), 3)
+    return hashes.bitwise_and(2**31 - 1) % classes
 
 
 def _wrapped(number: int) -> int:
