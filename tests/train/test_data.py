@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from mpi4dl.train.files import Cifar, PictureFolder, Selection
+from mpi4dl.train.synthetic import SyntheticImages, synthetic_labels
 from PIL import Image
 
 from mpi4dl.errors import DataError
 from mpi4dl.geometry import Layout
 from mpi4dl.train.data import source
-from mpi4dl.train.files import Cifar, PictureFolder, Selection
-from mpi4dl.train.synthetic import SyntheticImages, synthetic_labels
 
 from .conftest import decided
 

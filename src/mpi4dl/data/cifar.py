@@ -148,7 +148,7 @@ class _Held:
 
     def read(self, box: Box) -> Array:
         part = np.asarray(self.pixels[:, box[0].start : box[0].stop, box[1].start : box[1].stop])
-        self.tally.add(part.nbytes, box.volume, len(part))
+        self.tally.add(part.nbytes, part.nbytes)
         return part
 
 

@@ -31,6 +31,7 @@ class Dataset(Protocol):
     """Images with a label each, or with a mask each. The same on every rank."""
 
     classes: tuple[str, ...]
+
     @property
     def labels(self) -> Tensor | None:
         """The class of every sample; None if there are masks instead."""
@@ -110,8 +111,9 @@ def _normalised(pixels: Array, view: View, dtype: np.dtype[Any]) -> Tensor:
     plain = 0.5 if dtype.kind in "iu" else None
     mean = view.mean if view.mean is not None else plain
     std = view.std if view.std is not None else plain
-    tensor = torch.from_numpy(np.ascontiguousarray(pixels)).to(torch.get_default_dtype())
-    scale = _brightest(dtype)
+    default = torch.get_default_dtype()
+    floats = pixels.astype(np.float64 if default == torch.float64 else np.float32, "C")
+    tensor, scale = torch.from_numpy(floats).to(default), _brightest(dtype)
     if std is not None or mean is not None:
         column = [torch.tensor(1.0 if x is None else x).view(-1, 1, 1) for x in (std, mean or 0.0)]
         tensor = tensor.div_(column[0] * scale).sub_(column[1] / column[0])

@@ -33,22 +33,18 @@ class Tally:
     bytes_read: int = 0
     """From files, as they are stored."""
 
-    pixels_decoded: int = 0
-    """Whole blocks of a file, where it is stored in blocks."""
-
     bytes_decoded: int = 0
-    """The same in the file's own data type, all channels."""
+    """Pixels in the file's own data type; whole blocks, where it is stored in blocks."""
 
     bytes_used: int = 0
     """Of these, what samples that were handed out have."""
 
     _lock: Lock = field(default_factory=Lock, repr=False)
 
-    def add(self, stored: int, pixels: int, pixel_bytes: int) -> None:
+    def add(self, stored: int, decoded: int) -> None:
         with self._lock:
             self.bytes_read += stored
-            self.pixels_decoded += pixels
-            self.bytes_decoded += pixels * pixel_bytes
+            self.bytes_decoded += decoded
 
     def use(self, count: int) -> None:
         with self._lock:

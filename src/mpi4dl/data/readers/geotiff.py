@@ -54,7 +54,7 @@ class GeoReader:
         self._free[level].put(opened)
         if tally is not None:
             decoded = pixels_touched(box, self._blocks[level], self.levels[level].size)
-            tally.add(stored(), decoded, self.channels * self.dtype.itemsize)
+            tally.add(stored(), decoded * self.channels * self.dtype.itemsize)
         return part
 
     def close(self) -> None:

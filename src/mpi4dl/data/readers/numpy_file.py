@@ -29,7 +29,7 @@ class NumpyReader:
     def read(self, box: Box, level: int = 0, tally: Tally | None = None) -> Array:
         part = np.ascontiguousarray(self._axes.region(self._array, box), self.dtype)
         if tally is not None:
-            tally.add(part.nbytes, box.volume, self.channels * self.dtype.itemsize)
+            tally.add(part.nbytes, part.nbytes)
         return part
 
     def close(self) -> None:

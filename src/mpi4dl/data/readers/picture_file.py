@@ -53,9 +53,7 @@ class PictureReader:
             if pixels is None:
                 pixels = self._pixels = self._decoded()
                 if tally is not None:
-                    rows, columns = self.levels[0].size
-                    pixel_bytes = self.channels * self.dtype.itemsize
-                    tally.add(self._path.stat().st_size, rows * columns, pixel_bytes)
+                    tally.add(self._path.stat().st_size, pixels.nbytes)
         return pixels[(slice(None), *box.slices_in(Box.full(self.levels[0].size)))]
 
     def close(self) -> None:

@@ -55,7 +55,7 @@ class SlideReader:
                 there = (slice(None), *wanted.slices_in(box))
                 out[there] = pixels[(slice(None), *wanted.slices_in(part))]
         if tally is not None:
-            tally.add(stored(), pixels_touched(box, self._blocks[level], size), 3)
+            tally.add(stored(), 3 * pixels_touched(box, self._blocks[level], size))
         return out
 
     def close(self) -> None:

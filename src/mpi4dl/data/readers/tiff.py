@@ -114,7 +114,7 @@ class _Mapped:
         with os.fdopen(os.dup(source.file), "rb") as opened:
             array = np.memmap(opened, self.stored, "r", self.offset, self.shape)
         part = np.ascontiguousarray(self.axes.region(array, box), self.dtype)
-        source.tally.add(part.nbytes, box.volume, self.channels * self.dtype.itemsize)
+        source.tally.add(part.nbytes, part.nbytes)
         return part
 
 
@@ -180,8 +180,7 @@ class _Plane:
             segment, _, _ = self.decode(data, block.number, **tables)
             pixels = segment[0]
             there[:] = pixels[inside.slices_in(block.pixels)].transpose(2, 0, 1)
-        pixel_bytes = self.channels_of_block * self.dtype.itemsize
-        source.tally.add(stored, pixels.shape[0] * pixels.shape[1], pixel_bytes)
+        source.tally.add(stored, pixels.nbytes)
 
 
 @dataclass(frozen=True)

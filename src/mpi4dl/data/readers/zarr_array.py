@@ -44,7 +44,7 @@ class ZarrReader:
         if tally is not None:
             block = self._axes.size(array.chunks)
             pixels = pixels_touched(box, block, self.levels[level].size)
-            tally.add(self._store.taken(), pixels, self.channels * self.dtype.itemsize)
+            tally.add(self._store.taken(), pixels * self.channels * self.dtype.itemsize)
         return part
 
     def close(self) -> None:
