@@ -168,6 +168,7 @@ def test_a_mask_for_each_image(slides):
     ("view", "size"),
     [
         (View(level=1), (75, 103)),
+        (View(size=(70, 70), level="fit", fit="resize"), (70, 70)),
         (View(downsample=4), (75, 102)),
         (View(downsample=6), (50, 68)),
         (View(downsample=2.5), (120, 164)),

@@ -216,6 +216,9 @@ def test_an_image_that_does_not_fit_is_refused(fit, size, message):
     [
         ({"fit": "stretch"}, "fit is 'stretch'; it must be one of exact, crop, pad, resize"),
         ({"level": 1, "downsample": 2}, "either a level or a downsample"),
+        ({"level": "fit"}, "level='fit' is for a size, and none is given"),
+        ({"mean": (1, 2)}, "mean has 2 numbers, and samples have 3 channels"),
+        ({"std": (1, 0, 1)}, r"std is \(1, 0, 1\); all of it must be above 0"),
         ({"downsample": 0.5}, "downsample is 0.5; it must be at least 1"),
     ],
 )

@@ -108,13 +108,12 @@ def _with_channels(pixels: Array, channels: int) -> Array:
 
 
 def _normalised(pixels: Array, view: View, dtype: np.dtype[Any]) -> Tensor:
-    plain = 0.5 if dtype.kind in "iu" else None
-    mean = view.mean if view.mean is not None else plain
-    std = view.std if view.std is not None else plain
     default = torch.get_default_dtype()
     floats = pixels.astype(np.float64 if default == torch.float64 else np.float32, "C")
-    tensor, scale = torch.from_numpy(floats).to(default), _brightest(dtype)
-    if std is not None or mean is not None:
-        column = [torch.tensor(1.0 if x is None else x).view(-1, 1, 1) for x in (std, mean or 0.0)]
-        tensor = tensor.div_(column[0] * scale).sub_(column[1] / column[0])
-    return tensor
+    usual = (0.5, 0.5) if dtype.kind in "iu" else (0.0, 1.0)
+    mean, std = (
+        torch.tensor(otherwise if said is None else said).view(-1, 1, 1)
+        for said, otherwise in zip((view.mean, view.std), usual, strict=True)
+    )
+    tensor = torch.from_numpy(floats).to(default)
+    return tensor.div_(std * _brightest(dtype)).sub_(mean / std)

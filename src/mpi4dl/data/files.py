@@ -118,8 +118,12 @@ class FileDataset:
 
     def _image(self, reader: RegionReader, tally: Tally | None) -> Picture:
         view = self.view
+        if view.level == "fit" and view.size is not None:
+            finest = reader.levels[0].size
+            ratio = min(n / m for n, m in zip(finest, view.size, strict=True))
+            return AtLevel(reader, nearest_level(reader, ratio), tally)
         if view.downsample is None:
-            level = view.level or 0
+            level = int(view.level or 0)
             check_level(reader, level)
             return AtLevel(reader, level, tally)
         level = nearest_level(reader, view.downsample)

@@ -86,15 +86,13 @@ class Selection:
             places = range(samples.start, samples.stop)
             regions = asked(Request(places, False, Box((rows, columns))))
             chosen = slice(channels.start, channels.stop)
-            pixels = [region.pixels[chosen] for region in regions]
-            return torch.stack(pixels) if pixels else torch.empty(box.shape, dtype=dtype)
+            return _stacked([region.pixels[chosen] for region in regions], box, dtype)
 
         def masks(box: Box) -> Tensor:
             samples, rows, columns = box
             places = range(samples.start, samples.stop)
             regions = asked(Request(places, True, Box((rows, columns))))
-            pixels = [region.pixels for region in regions]
-            return torch.stack(pixels) if pixels else torch.empty(box.shape, dtype=torch.int64)
+            return _stacked([region.pixels for region in regions], box, torch.int64)
 
         lazy = LazyArray((count, data.channels, *data.size), dtype, images)
         if data.labels is None:
@@ -105,3 +103,10 @@ class Selection:
         region = mask_region if part.masks else image_region
         index, change = self.indices[part.place], self.changes[part.place]
         return region(self.dataset, index, part.box, change, tally)
+
+
+def _stacked(parts: list[Tensor], box: Box, dtype: torch.dtype) -> Tensor:
+    """A batch; of a single sample without a copy, which may be as large as memory allows."""
+    if len(parts) == 1:
+        return parts[0][None]
+    return torch.stack(parts) if parts else torch.empty(box.shape, dtype=dtype)

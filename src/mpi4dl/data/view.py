@@ -17,8 +17,9 @@ FITS = ("exact", "crop", "pad", "resize")
 class View:
     """The resolution that is read, the size that samples have, and how pixels become numbers.
 
-    * `level` of a pyramid, or `downsample`: the coarsest level that is fine enough for it, resized
-      by what is left. None: the finest level.
+    * `level` of a pyramid, 0 is the finest; or `fit`: of each image, the coarsest level that is at
+      least as large as `size`. Or `downsample`: the coarsest level that is fine enough for it,
+      resized by what is left. None of them: the finest level.
     * `size` of every sample, rows and columns; None: that of the images, which must be one.
     * `fit`, of images that have another size: `exact` refuses them; `crop` keeps the middle, and
       pads what is smaller; `pad` pads, and refuses what is larger; `resize` resizes (bilinear with
@@ -32,7 +33,7 @@ class View:
 
     size: Size | None = None
     fit: Literal["exact", "crop", "pad", "resize"] = "exact"
-    level: int | None = None
+    level: int | Literal["fit"] | None = None
     downsample: float | None = None
     fill: float = 0
     mask_fill: int = 0
@@ -47,6 +48,15 @@ class View:
             raise DataError("give either a level or a downsample, not both")
         if self.downsample is not None and self.downsample < 1:
             raise DataError(f"downsample is {self.downsample}; it must be at least 1")
+        if self.level == "fit" and self.size is None:
+            raise DataError("level='fit' is for a size, and none is given")
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            if values is not None and len(values) not in (1, self.channels or len(values)):
+                raise DataError(
+                    f"{name} has {len(values)} numbers, and samples have {self.channels} channels"
+                )
+        if self.std is not None and not all(x > 0 for x in self.std):
+            raise DataError(f"std is {tuple(self.std)}; all of it must be above 0")
 
     def fitted(self, picture: Picture, size: Size, fill: float, smooth: bool, name: str) -> Picture:
         """The picture at the size of the samples; `name` is for messages."""

@@ -6,7 +6,7 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-from ..data import Loader, Synthetic, View, cifar, image_folder
+from ..data import Loader, Synthetic, View, cifar, image_folder, slide_table
 from ..data.cifar import CIFAR_SIZE
 from ..data.dataset import Dataset
 from ..errors import DataError, UsageError
@@ -72,7 +72,9 @@ def _cifar(options: Namespace) -> Dataset:
 def _pictures(options: Namespace) -> Dataset:
     path = Path(options.datapath)
     size = (options.image_size, options.image_size)
-    dataset = image_folder(path, View(size=size, fit="resize"))
+    view = View(size=size, fit="resize", level="fit")
+    listed = slide_table if path.suffix == ".csv" else image_folder
+    dataset = listed(path, view)
     if len(dataset.classes) > options.num_classes:
         raise DataError(
             f"{path} has {len(dataset.classes)} classes, and --num-classes is "
