@@ -147,12 +147,8 @@ FORMATS = {
     "channels apart": Format("a.tif", separate),
     "neither packed nor tiled": Format("a.tif", tiff, block=None),
     "OME-TIFF": Format("a.ome.tif", ome, 5, "u2", levels=3),
-    "OpenSlide": Format(
-        "a.tif", pyramid, levels=3, reader="slide", counted_by_kernel=True, levels_as_written=False
-    ),
-    "GeoTIFF": Format(
-        "a.tif", geotiff, 4, "u2", levels=3, counted_by_kernel=True, levels_as_written=False
-    ),
+    "OpenSlide": Format("a.tif", pyramid, levels=3, reader="slide", by_library=True),
+    "GeoTIFF": Format("a.tif", geotiff, 4, "u2", levels=3, by_library=True),
     "Zarr": Format("a.zarr", zarr_array, 3, "u2"),
     "OME-Zarr 0.4": Format("a.ome.zarr", ome_zarr, levels=3),
     "OME-Zarr 0.5": Format("a.zarr", partial(ome_zarr, version="0.5"), levels=3),

@@ -365,7 +365,7 @@ def test_it_does_not_matter_what_was_known_of_damage_before(damaged):
     data = image_folder(damaged)
 
     def batches(comm, first: int) -> list[torch.Tensor]:
-        loader = Loader(data, 2, seed=1, damaged="skip", augment=AUGMENT[:2])
+        loader = Loader(data, 2, seed=1, damaged="skip", augment=AUGMENT[:1])
         return [images[:] for images, _ in loader.epoch(1, first)]
 
     everything = run_ranks(2, partial(batches, first=0))
@@ -401,11 +401,18 @@ def test_what_is_no_damage_is_not_skipped(damaged, monkeypatch):
     every_rank_raises(2, program, DataError, r"0\.tif was not read: MemoryError\('no room'\)")
 
 
-def test_a_file_that_disappears_is_an_error_with_its_name(damaged):
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (os.remove, r"a/2\.tif does not exist"),
+        (lambda file: write_slide(file, None, (200, 128), tile=64), r"2\.tif has 200×128 pixels"),
+    ],
+)
+def test_a_mistake_is_not_skipped_either(damaged, wrong, message):
     data = image_folder(damaged)
-    os.remove(damaged / "a" / "2.tif")
+    wrong(damaged / "a" / "2.tif")
 
     def program(comm):
-        batches_of(Loader(data, 2, shuffle=False), comm.rank)
+        batches_of(Loader(data, 2, shuffle=False, damaged="skip"), comm.rank)
 
-    every_rank_raises(3, program, DataError, r"a/2\.tif does not exist")
+    every_rank_raises(3, program, DataError, message)

@@ -14,7 +14,7 @@ import torch
 
 from ..comm.communicator import Communicator
 from ..comm.objects import shared
-from ..errors import DataError
+from ..errors import DamagedFile, DataError
 from ..geometry import Layout
 from .ahead import Ahead, When
 from .selection import Request, Selection
@@ -24,7 +24,7 @@ from .selection import Request, Selection
 class Failure:
     message: str
     damaged: bool
-    """Whether the file is to blame, and not the machine."""
+    """Whether the file is to blame, and not the machine or what was asked for."""
 
 
 def failures(
@@ -41,7 +41,8 @@ def failures(
             else:
                 ahead.take(when, selection, [part])
         except DataError as error:
-            found.setdefault(part.place, Failure(str(error), True))
+            damaged = isinstance(error, DamagedFile)
+            found.setdefault(part.place, Failure(str(error), damaged))
         except Exception as error:
             name = selection.dataset.name(selection.indices[part.place])
             found.setdefault(part.place, Failure(f"{name} was not read: {error!r}", False))

@@ -54,7 +54,7 @@ class Tally:
 class RegionReader(Protocol):
     """An open image. Several threads may read at once.
 
-    What is wrong with the file is a `DataError` that begins with its name.
+    A file that is damaged is a `DamagedFile`, whose message begins with its name.
     """
 
     name: str

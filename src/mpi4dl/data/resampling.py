@@ -67,7 +67,7 @@ class _Taps:
         return total
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=16)
 def _smooth(n: int, m: int) -> _Taps:
     """A triangle as wide as two outputs, or as two inputs if these are further apart."""
     scale = n / m
@@ -80,7 +80,7 @@ def _smooth(n: int, m: int) -> _Taps:
     return _Taps(start, weights / weights.sum(0), n)
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=16)
 def _nearest(n: int, m: int) -> _Taps:
     start = (2 * np.arange(m, dtype=np.int64) + 1) * n // (2 * m)
     return _Taps(start, np.ones((1, m)), n)

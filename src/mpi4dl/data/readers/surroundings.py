@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ...errors import DataError
+from ...errors import DamagedFile, DataError
 
 
 def library(module: str, group: str, purpose: str) -> Any:
@@ -23,11 +23,11 @@ def library(module: str, group: str, purpose: str) -> Any:
 
 @contextmanager
 def blamed_on(name: str, doing: str) -> Iterator[None]:
-    """Whatever a library raises about a file becomes a `DataError` with the file's name."""
+    """Whatever a library raises about a file becomes a `DamagedFile` with the file's name."""
     try:
         yield
     except (DataError, MemoryError):
         raise
     except Exception as error:
         said = str(error).strip() or type(error).__name__
-        raise DataError(f"{name} cannot be {doing}: {said}") from error
+        raise DamagedFile(f"{name} cannot be {doing}: {said}") from error

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import DataError
+from ...errors import DamagedFile, DataError
 from ...geometry import Box
 from ..reader import Array, Level, Tally
 from .arrays import Axes
@@ -55,7 +55,7 @@ class TiffReader:
         size = os.fstat(self._file).st_size
         for level in self._levels:
             if level.end > size:
-                raise DataError(
+                raise DamagedFile(
                     f"{self.name} is cut off: its pixels end at byte {level.end}, and the file "
                     f"has {size} bytes"
                 )
