@@ -233,9 +233,13 @@ def test_masks_may_have_values_of_their_own(tmp_path):
     folders = (tmp_path / "i", tmp_path / "m")
     data = image_masks(*folders, ["no", "yes"], mask_values=(0, 255))
     np.testing.assert_array_equal(mask(data, 0).numpy(), stored // 255)
-    with pytest.raises(DataError, match=r"m/0\.png has the class 255 in it, and there are 2"):
+    data = image_masks(*folders, ["no"], mask_ignore=255)
+    np.testing.assert_array_equal(mask(data, 0).numpy(), np.where(stored == 255, -100, 0))
+    with pytest.raises(
+        DataError, match=r"m/0\.png has the value 255 in it, and those .* are 0, 1:"
+    ):
         mask(image_masks(*folders, ["no", "yes"]), 0)
-    with pytest.raises(DataError, match=r"m/0\.png has the value 0 in it, which is none of the"):
+    with pytest.raises(DataError, match=r"m/0\.png has the value 0 in it, and those"):
         mask(image_masks(*folders, ["no", "yes"], mask_values=(1, 255)), 0)
 
 

@@ -20,6 +20,9 @@ from .reader import Array, RegionReader, Tally, check_level, nearest_level
 from .resampling import Resized
 from .view import View
 
+IGNORED = -100
+"""The class of pixels that have none: PyTorch's losses leave it out."""
+
 
 @dataclass(frozen=True)
 class Item:
@@ -39,7 +42,8 @@ class FileDataset:
     """Made by `image_folder`, `slide_table` and `image_masks`.
 
     `mask_values` are those of the mask files in the order of the classes, such as (0, 255); by
-    default a mask holds the numbers of the classes.
+    default a mask holds the numbers of the classes. Pixels of the value `mask_ignore` become
+    `IGNORED`.
     """
 
     lasting = False
@@ -51,6 +55,7 @@ class FileDataset:
         view: View | None = None,
         *,
         mask_values: Sequence[int] | None = None,
+        mask_ignore: int | None = None,
         reader: str | None = None,
     ) -> None:
         if not items:
@@ -59,7 +64,7 @@ class FileDataset:
         self.labels = None
         if items[0].mask is None:
             self.labels = torch.tensor([item.label for item in items])
-        self._mask_values, self._reader = mask_values, reader
+        self._mask_values, self._mask_ignore, self._reader = mask_values, mask_ignore, reader
         self._files = OpenFiles(self._open)
         self.channels, self.size = self._shape()
 
@@ -95,7 +100,12 @@ class FileDataset:
         # Samples keep the size that they have in the whole.
         view = replace(self.view, size=self.size, channels=self.channels)
         return FileDataset(
-            items, self.classes, view, mask_values=self._mask_values, reader=self._reader
+            items,
+            self.classes,
+            view,
+            mask_values=self._mask_values,
+            mask_ignore=self._mask_ignore,
+            reader=self._reader,
         )
 
     def where(self, split: str) -> FileDataset:
@@ -134,9 +144,11 @@ class FileDataset:
     def _mask(self, reader: RegionReader, size: Size, tally: Tally) -> Picture:
         """At the size of the image, from the level that is nearest to it."""
         level = nearest_level(reader, max(1.0, reader.levels[0].size[0] / size[0]))
-        picture: Picture = Classes(
-            AtLevel(reader, level, tally), len(self.classes), self._mask_values, reader.name
-        )
+        values = self._mask_values
+        if values is None:
+            values = range(len(self.classes))
+        at = AtLevel(reader, level, tally)
+        picture: Picture = Classes(at, tuple(values), self._mask_ignore, reader.name)
         return picture if picture.size == size else Resized(picture, size, smooth=False)
 
 
@@ -145,8 +157,10 @@ class Classes:
     """The first channel of a mask, as numbers of classes."""
 
     below: Picture
-    classes: int
-    values: Sequence[int] | None
+    values: tuple[int, ...]
+    """Of the classes, in the mask."""
+
+    ignore: int | None
     name: str
 
     @property
@@ -154,26 +168,20 @@ class Classes:
         return self.below.size
 
     def read(self, box: Box) -> Array:
-        found = self.below.read(box)[:1]
-        if self.values is not None:
-            return self._numbered(found)
-        if found.size and int(found.max()) >= self.classes:
+        found = self.below.read(box)[:1].astype(np.int64)
+        values, count = np.array(self.values), len(self.values)
+        if (values == np.arange(count)).all() and ((found >= 0) & (found < count)).all():
+            return found  # nothing but classes; masks are large
+        order = np.argsort(values)
+        numbers = order[np.searchsorted(values[order], found).clip(0, count - 1)]
+        known = values[numbers] == found
+        if self.ignore is not None:
+            numbers = np.where(found == self.ignore, IGNORED, numbers)
+            known |= found == self.ignore
+        if not known.all():
             raise DataError(
-                f"{self.name} has the class {int(found.max())} in it, and there are {self.classes} "
-                "classes: name all of them, or say which mask_values they have"
-            )
-        return found.astype(np.int64)
-
-    def _numbered(self, found: Array) -> Array:
-        assert self.values is not None
-        known = np.array(self.values)
-        order = np.argsort(known)
-        place = np.searchsorted(known, found, sorter=order).clip(0, len(known) - 1)
-        numbers: Array = order[place]
-        wrong = known[numbers] != found
-        if wrong.any():
-            raise DataError(
-                f"{self.name} has the value {found[wrong][0]} in it, which is none of the "
-                f"mask_values {tuple(self.values)}"
+                f"{self.name} has the value {found[~known][0]} in it, and those of the classes are "
+                f"{', '.join(map(str, self.values))}: name all classes, or say which mask_values "
+                "they have, or which value to ignore"
             )
         return numbers

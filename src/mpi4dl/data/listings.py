@@ -38,6 +38,7 @@ def image_masks(
     view: View | None = None,
     *,
     mask_values: Sequence[int] | None = None,
+    mask_ignore: int | None = None,
     reader: str | None = None,
 ) -> FileDataset:
     """A folder of images, and one of masks that have the same names but for their suffixes."""
@@ -54,7 +55,9 @@ def image_masks(
                 f"{file} has no mask: {masks} must have a file of the same name, but for the suffix"
             )
         items.append(Item(file, mask=mask))
-    return FileDataset(items, classes, view, mask_values=mask_values, reader=reader)
+    return FileDataset(
+        items, classes, view, mask_values=mask_values, mask_ignore=mask_ignore, reader=reader
+    )
 
 
 def slide_table(
@@ -68,6 +71,7 @@ def slide_table(
     group: str = "group",
     classes: Sequence[str] | None = None,
     mask_values: Sequence[int] | None = None,
+    mask_ignore: int | None = None,
     reader: str | None = None,
 ) -> FileDataset:
     """A CSV file with a line for each image: its path, and its label or the path of its mask.
@@ -109,7 +113,9 @@ def slide_table(
                 group=row.get(group) or "",
             )
         )
-    return FileDataset(items, names, view, mask_values=mask_values, reader=reader)
+    return FileDataset(
+        items, names, view, mask_values=mask_values, mask_ignore=mask_ignore, reader=reader
+    )
 
 
 def images_in(folder: Path) -> list[Path]:
