@@ -401,6 +401,17 @@ def test_what_is_no_damage_is_not_skipped(damaged, monkeypatch):
     every_rank_raises(2, program, DataError, r"0\.tif was not read: MemoryError\('no room'\)")
 
 
+def test_ranks_with_other_files_are_told_so(stored):
+    data = [image_folder(stored / "images", VIEW) for _ in range(3)]
+    data[2] = data[2].subset([0, 1, 2, 3, 5, 4])
+
+    def program(comm):
+        next(Loader(data[comm.rank], 2).epoch())
+
+    message = r"rank 2 has other samples than rank 0 \(numbers of samples: 6, 6, 6\)"
+    every_rank_raises(3, program, DataError, message)
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [

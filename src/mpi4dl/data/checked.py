@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from hashlib import sha256
+from pathlib import PurePath
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ from ..comm.objects import shared
 from ..errors import DamagedFile, DataError
 from ..geometry import Layout
 from .ahead import Ahead, When
+from .dataset import Dataset
 from .selection import Request, Selection
 
 
@@ -25,6 +28,25 @@ class Failure:
     message: str
     damaged: bool
     """Whether the file is to blame, and not the machine or what was asked for."""
+
+
+def check_same(dataset: Dataset, comm: Communicator, device: Any) -> None:
+    """Tiles of one image must be of one image: every rank has the same samples. Collective."""
+    digest = sha256()
+    if dataset.labels is not None:
+        digest.update(dataset.labels.numpy().tobytes())
+    if not dataset.lasting:  # whose names are those of files; folders may be mounted elsewhere
+        names = [PurePath(dataset.name(index)).name for index in range(len(dataset))]
+        digest.update("\0".join(names).encode())
+    mine = torch.tensor([len(dataset), int.from_bytes(digest.digest()[:7], "big")], device=device)
+    everyone = comm.all_gather(mine)
+    for rank, theirs in enumerate(everyone):
+        if not torch.equal(theirs, everyone[0]):
+            counts = ", ".join(str(int(count)) for count, _ in everyone)
+            raise DataError(
+                f"rank {rank} has other samples than rank 0 (numbers of samples: {counts}): every "
+                "rank must find the same files"
+            )
 
 
 def failures(

@@ -170,8 +170,9 @@ class Classes:
     def read(self, box: Box) -> Array:
         found = self.below.read(box)[:1].astype(np.int64)
         values, count = np.array(self.values), len(self.values)
-        if (values == np.arange(count)).all() and ((found >= 0) & (found < count)).all():
-            return found  # nothing but classes; masks are large
+        plain = (values == np.arange(count)).all()
+        if plain and found.min(initial=0) >= 0 and found.max(initial=0) < count:
+            return found  # nothing but classes: without copies, for masks are large
         order = np.argsort(values)
         numbers = order[np.searchsorted(values[order], found).clip(0, count - 1)]
         known = values[numbers] == found

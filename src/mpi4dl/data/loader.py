@@ -73,6 +73,8 @@ class Loader:
         self.dataset = dataset
         self._augment, self._skip, self._depth = tuple(augment), damaged == "skip", ahead
         self._comm, self._device = comm, device
+        self._met: Communicator | None = None
+        """Once they have found out that they have the same data."""
         self._tally = Tally()
         self._ahead = Ahead(workers, self._tally)
         self._usual: dict[int, tuple[Request, ...]] = {}
@@ -130,9 +132,10 @@ class Loader:
         self._ahead.close()
 
     def _world(self) -> Communicator:
-        if self._comm is None:
-            self._comm = init()
-        return self._comm
+        if self._met is None:
+            self._met = self._comm or init()
+            checked.check_same(self.dataset, self._met, self._device)
+        return self._met
 
     def _selection(self, when: When) -> Selection:
         epoch, number = when
