@@ -8,6 +8,7 @@ Mpi4dlError
 ├── UnsupportedOperator   an operator that has no rule for tiles
 ├── UsageError            words of a command line that cannot be, or not together
 ├── DataError             files that are missing, or are not what they should be
+│   └── DamagedFile       a file that is there, and cannot be read
 └── LaunchError           the process group or its surroundings are not usable
 """
 
@@ -42,6 +43,10 @@ class UsageError(Mpi4dlError, ValueError):
 
 class DataError(Mpi4dlError, ValueError):
     """Files of a data set that are missing, or are not what they should be."""
+
+
+class DamagedFile(DataError):
+    """A file that is cut off, or has something else in it than its format wants."""
 
 
 class LaunchError(Mpi4dlError, RuntimeError):

@@ -6,67 +6,79 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
+from ..data import Loader, Synthetic, View, cifar, image_folder, slide_table
+from ..data.cifar import CIFAR_SIZE
+from ..data.dataset import Dataset
 from ..errors import DataError, UsageError
-from .files import CIFAR_SIZE, Cifar, Dataset, PictureFolder, Selection
-from .synthetic import SyntheticImages, synthetic_labels
 
 SYNTHETIC_STEPS = 10
 """Of an epoch, as the original has them."""
 
 
-class Synthetic:
-    steps = SYNTHETIC_STEPS
+class Source:
+    """Batches by the number of their step. Those of a data set begin again when it is used up, in
+    another order; what is left over at its end is left out."""
 
-    def __init__(self, options: Namespace, samples: int) -> None:
-        self._options, self._samples = options, samples
+    def __init__(self, loader: Loader, steps: int) -> None:
+        self._loader, self.steps = loader, steps
 
-    def batch(self, step: int) -> tuple[Any, Tensor]:
-        o, first = self._options, step * self._samples
-        images = SyntheticImages(self._samples, o.image_size, first, o.seed)
-        return images, synthetic_labels(self._samples, o.num_classes, first, o.seed)
-
-
-class Stored:
-    """A data set, shuffled anew in each epoch. What is left over at the end of one is left out."""
-
-    def __init__(self, dataset: Dataset, options: Namespace, samples: int) -> None:
-        self._dataset, self._options, self._samples = dataset, options, samples
-        self.steps = len(dataset.labels) // samples
-        if self.steps == 0:
-            raise DataError(
-                f"--datapath {options.datapath} has {len(dataset.labels)} images, and a step takes "
-                f"{samples}: use a smaller --batch-size"
-            )
-
-    def batch(self, step: int) -> tuple[Any, Tensor]:
-        epoch, place = divmod(step, self.steps)
-        generator = torch.Generator().manual_seed(self._options.seed + epoch)
-        order = torch.randperm(len(self._dataset.labels), generator=generator)
-        numbers = order[place * self._samples : (place + 1) * self._samples]
-        o = self._options
-        images = Selection(self._dataset, numbers, o.image_size, o.num_workers)
-        return images, self._dataset.labels[numbers]
+    def batch(self, step: int) -> tuple[Any, Any]:
+        return self._loader.batch(*divmod(step, len(self._loader)))
 
 
-def source(options: Namespace, samples: int) -> Synthetic | Stored:
+def source(options: Namespace, samples: int) -> Source:
     """What `--app` names; reads only as much as shows that it is there."""
     if options.app == 3:
-        return Synthetic(options, samples)
+        return _synthetic(options, samples)
+    try:
+        dataset = _cifar(options) if options.app == 2 else _pictures(options)
+    except DataError as error:
+        said = str(error)  # which begins with a path, this one or one in it
+        raise DataError(
+            f"--datapath {said}" if said.startswith(options.datapath) else said
+        ) from error
+    count = len(dataset)
+    if count < samples:
+        raise DataError(
+            f"--datapath {options.datapath} has {count} images, and a step takes {samples}: use a "
+            "smaller --batch-size"
+        )
+    loader = Loader(dataset, samples, seed=options.seed, workers=options.num_workers)
+    return Source(loader, len(loader))
+
+
+def _synthetic(options: Namespace, samples: int) -> Source:
+    """As many as there are steps: no image comes twice."""
+    steps = options.warmup + (options.steps or SYNTHETIC_STEPS) * options.num_epochs
+    size = (options.image_size, options.image_size)
+    dataset = Synthetic(steps * samples, size, options.num_classes, options.seed)
+    return Source(Loader(dataset, samples, shuffle=False), SYNTHETIC_STEPS)
+
+
+def _cifar(options: Namespace) -> Dataset:
+    if options.image_size != CIFAR_SIZE:
+        raise UsageError(
+            f"CIFAR-10 has images of {CIFAR_SIZE}×{CIFAR_SIZE}, and --image-size is "
+            f"{options.image_size}: use --image-size {CIFAR_SIZE}, or --app 3"
+        )
+    if options.num_classes < 10:
+        raise UsageError(
+            f"CIFAR-10 has 10 classes, and --num-classes is {options.num_classes}: use "
+            "--num-classes 10"
+        )
+    return cifar(options.datapath)
+
+
+def _pictures(options: Namespace) -> Dataset:
     path = Path(options.datapath)
-    if options.app == 2:
-        if options.image_size != CIFAR_SIZE:
-            raise UsageError(
-                f"CIFAR-10 has images of {CIFAR_SIZE}×{CIFAR_SIZE}, and --image-size is "
-                f"{options.image_size}: use --image-size {CIFAR_SIZE}, or --app 3"
-            )
-        if options.num_classes < 10:
-            raise UsageError(
-                f"CIFAR-10 has 10 classes, and --num-classes is {options.num_classes}: use "
-                "--num-classes 10"
-            )
-        return Stored(Cifar(path), options, samples)
-    folder = PictureFolder(path, options.image_size, options.num_classes)
-    return Stored(folder, options, samples)
+    size = (options.image_size, options.image_size)
+    view = View(size=size, fit="resize", level="fit")
+    listed = slide_table if path.suffix == ".csv" else image_folder
+    dataset = listed(path, view)
+    if len(dataset.classes) > options.num_classes:
+        raise DataError(
+            f"{path} has {len(dataset.classes)} classes, and --num-classes is "
+            f"{options.num_classes}: use --num-classes {len(dataset.classes)}"
+        )
+    dataset.check(0)
+    return dataset

@@ -24,7 +24,11 @@ _PACKAGES = {
     "numpy": "needed",
     "mpi4py": "ranks of mpirun find each other by themselves",
     "tqdm": "a progress bar",
-    "pillow": "--app 1",
+    "pillow": "PNG and JPEG, such as --app 1",
+    "tifffile": "TIFF",
+    "openslide-python": "slides",
+    "rasterio": "GeoTIFF",
+    "zarr": "Zarr",
     "shtab": "completion in a shell",
     "matplotlib": "pictures of timelines",
 }
