@@ -9,7 +9,10 @@ Mpi4dlError
 ├── UsageError            words of a command line that cannot be, or not together
 ├── DataError             files that are missing, or are not what they should be
 │   └── DamagedFile       a file that is there, and cannot be read
+├── CheckpointError       checkpoints that cannot be written, read, or given to this trainer
+├── NonFiniteError        a loss or a gradient that is no number
 └── LaunchError           the process group or its surroundings are not usable
+    └── RankLost          another rank has ended in the middle of the work
 """
 
 
@@ -49,5 +52,17 @@ class DamagedFile(DataError):
     """A file that is cut off, or has something else in it than its format wants."""
 
 
+class CheckpointError(Mpi4dlError, RuntimeError):
+    """A checkpoint that cannot be written or read, or that belongs to another training."""
+
+
+class NonFiniteError(Mpi4dlError, ArithmeticError):
+    """The loss or its gradient is infinite or no number. Nothing was changed by that step."""
+
+
 class LaunchError(Mpi4dlError, RuntimeError):
     """The process group cannot be formed from what the launcher provided."""
+
+
+class RankLost(LaunchError):
+    """Another rank has ended, and what this one waits for will never come."""

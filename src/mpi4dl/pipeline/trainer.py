@@ -46,6 +46,10 @@ class Trainer:
     * `clip_grad_norm` limits the norm of the whole model's gradient.
     * `accumulate=k`: the optimizer steps, on the mean of k batches, at every k-th call.
     * `shard_optimizer`: copies of a stage share out the optimizer's state (ZeRO-1).
+    * `nonfinite`: what to do where the loss or the gradient is infinite or no number. `"raise"` a
+      NonFiniteError on every rank, `"skip"` the batch, `"stop"` (skip it, and `stopping` is true);
+      whatever it is, nothing of that step changes the model, and `last_nonfinite` names the layer
+      where it appeared first. `"ignore"`: nobody looks.
     """
 
     def __init__(
@@ -61,6 +65,7 @@ class Trainer:
         clip_grad_norm: float | None = None,
         accumulate: int = 1,
         shard_optimizer: bool = False,
+        nonfinite: Literal["raise", "skip", "stop", "ignore"] = "ignore",
         device: torch.device | str | None = None,
     ) -> None:
         if reduction not in ("mean", "sum"):
@@ -123,6 +128,24 @@ class Trainer:
         for parameter in self.parameters:
             parameter.grad = None
 
+    @property
+    def steps(self) -> int:
+        """Calls of `step` so far, also of those before a checkpoint."""
+        return self._steps
+
+    def request_stop(self) -> None:
+        """After the step under way, `stopping` is true on all ranks. Signal handlers may ask."""
+
+    @property
+    def stopping(self) -> bool:
+        """Whether any rank asked to stop: agreed in the last step, the same on all ranks."""
+        return False
+
+    @property
+    def last_nonfinite(self) -> str | None:
+        """Where the last step became infinite or no number; None if it did not."""
+        return None
+
     # ── evaluation ───────────────────────────────────────────────────────────────────────────
 
     def evaluate(self, images: Any, labels: Any = None) -> Tensor:
@@ -167,6 +190,14 @@ class Trainer:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """A whole model's; each rank keeps its part."""
         self._state.load(state)
+
+    def named_parameters(self) -> dict[str, Tensor]:
+        """This rank's, by their names in the whole model."""
+        raise NotImplementedError
+
+    def add_companion(self, label: str, tensors: Mapping[str, Tensor]) -> None:
+        """Tensors that belong to this rank's parameters or buffers (an average of weights), by
+        names in the whole model: checkpoints keep them as they keep those. All ranks alike."""
 
     @property
     def spans(self) -> tuple[Span, ...]:
