@@ -58,6 +58,14 @@ def sharded(
     )
 
 
+def own_part(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The one that has the state of this rank's share; itself, where nothing is shared out."""
+    if type(optimizer).__name__ == "ZeroRedundancyOptimizer":
+        inner: torch.optim.Optimizer = optimizer.optim  # type: ignore[attr-defined]
+        return inner
+    return optimizer
+
+
 def _recipe(make: Any) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
     """A class of optimizers, and what it is to be called with."""
     kind, options = make, {}

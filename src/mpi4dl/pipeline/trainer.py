@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from ..comm.communicator import Communicator
 from ..comm.gradients import check_same_parameters
 from ..comm.launch import init
 from ..comm.objects import shared
@@ -17,6 +18,7 @@ from ..errors import PlanError
 from ..schedule import Program, Span, Timeline, lower
 from .batch import Batch
 from .engine import Engine, Step
+from .full_state import FullState, Kinds, Position, named_parameters
 from .loss_scale import LossScale
 from .optimizers import MakeOptimizer, check_sharding, sharded
 from .outputs import gathered
@@ -91,13 +93,13 @@ class Trainer:
         elif optimizer is not None and self.parameters:
             self.optimizer = optimizer(self.parameters)
         self._loss, self._mean, self._clip = loss, reduction == "mean", clip_grad_norm
-        self._accumulate, self._waiting = accumulate, 0
         self._scale = LossScale(enabled=plan.precision == "fp16")
         self._engine = Engine(setup)
         self._programs: dict[tuple[bool, int], Program] = {}
-        self._steps = 0
         # Drawn from the numbers that all ranks have in common, and rank 0's if they have not.
-        self._seed = shared(int(torch.randint(2**62, ())), world, where)[0]
+        seed = shared(int(torch.randint(2**62, ())), world, where)[0]
+        self._position = Position(seed, accumulate)
+        self._full = FullState(stages, setup, self.optimizer, self._scale, self._position)
         self._spans: list[Span] = []
 
     # ── training ─────────────────────────────────────────────────────────────────────────────
@@ -107,12 +109,12 @@ class Trainer:
         if self._loss is None:
             raise PlanError("this trainer has no loss: give Trainer(..., loss=...) to train")
         batch = Batch(self.plan, images, labels, training=True)
-        self._waiting += 1
+        self._position.waiting += 1
         step = self._run(batch, self._loss, training=True)
         loss, norm, finite = self._totals(step)
-        self._steps += 1
+        self._position.steps += 1
         if step.updating:
-            self._waiting = 0
+            self._position.waiting = 0
             self._update(norm, finite)
         return loss
 
@@ -131,7 +133,7 @@ class Trainer:
     @property
     def steps(self) -> int:
         """Calls of `step` so far, also of those before a checkpoint."""
-        return self._steps
+        return self._position.steps
 
     def request_stop(self) -> None:
         """After the step under way, `stopping` is true on all ranks. Signal handlers may ask."""
@@ -191,13 +193,33 @@ class Trainer:
         """A whole model's; each rank keeps its part."""
         self._state.load(state)
 
-    def named_parameters(self) -> dict[str, Tensor]:
+    def named_parameters(self) -> dict[str, nn.Parameter]:
         """This rank's, by their names in the whole model."""
-        raise NotImplementedError
+        return named_parameters(self._setup.modules.values())
 
     def add_companion(self, label: str, tensors: Mapping[str, Tensor]) -> None:
         """Tensors that belong to this rank's parameters or buffers (an average of weights), by
         names in the whole model: checkpoints keep them as they keep those. All ranks alike."""
+        self._full.add_companion(label, tensors)
+
+    def full_state(self) -> dict[str, Any]:
+        """This rank's share of all that training goes on from, under names that do not depend on
+        the layout: together, the ranks have everything once. Not copied. Collective."""
+        return self._full.collect()
+
+    def wanted_state(self, kinds: Kinds, values: Mapping[str, Any]) -> list[str]:
+        """Which keys of such a state, saved in any layout, this rank needs. `kinds` are the shapes
+        of its tensors, `values` the rest. CheckpointError if they are another training's."""
+        return self._full.wanted(kinds, values)
+
+    def load_full_state(self, state: Mapping[str, Any]) -> None:
+        """What `wanted_state` has named."""
+        self._full.load(state)
+
+    @property
+    def communicator(self) -> Communicator:
+        """Of all ranks of the plan."""
+        return self._setup.world
 
     @property
     def spans(self) -> tuple[Span, ...]:
@@ -213,7 +235,7 @@ class Trainer:
 
     def _run(self, batch: Batch, loss: Loss | None, training: bool) -> Step:
         self._agree(batch)
-        replica = self._setup.replica
+        position, replica = self._position, self._setup.replica
 
         def weight(micro_batch: int) -> float:
             return batch.share(replica, micro_batch) if self._mean else 1.0
@@ -222,11 +244,11 @@ class Trainer:
             program=self._program(training, batch.micro_batches),
             batch=batch,
             training=training,
-            updating=training and self._waiting == self._accumulate,
+            updating=training and position.waiting == position.accumulate,
             loss=loss,
             weight=weight,
-            scale=self._scale.value / (self._accumulate if self._mean else 1),
-            seed=mixed(self._seed, self._steps),
+            scale=self._scale.value / (position.accumulate if self._mean else 1),
+            seed=mixed(position.seed, position.steps),
         )
         self._engine.run(step)
         self._spans = step.spans

@@ -15,13 +15,13 @@ REQUEUE = 75
 def interruptible(trainer: Trainer) -> Iterator[None]:
     """SIGTERM and SIGUSR1, on any rank, make `trainer.stopping` true on all after the same step.
 
-        with interruptible(trainer):
-            for ...:
-                trainer.step(images, labels)
-                if trainer.stopping:
-                    checkpoints.save(trainer, progress)
-                    checkpoints.wait()
-                    sys.exit(REQUEUE)
+    with interruptible(trainer):
+        for ...:
+            trainer.step(images, labels)
+            if trainer.stopping:
+                checkpoints.save(trainer, progress)
+                checkpoints.wait()
+                sys.exit(REQUEUE)
     """
     raise NotImplementedError
     yield

@@ -2,11 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import secrets
+import shutil
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
+from torch import Tensor
+
+from ...comm.communicator import Communicator
+from ...comm.objects import shared
+from ...errors import CheckpointError
 from ...pipeline import Trainer
+from .folder import begin, chosen, complete, unfinished
+from .index import Index
+from .saving import Saving
+from .storage import SafetensorsReader, empty, read_alone, read_index
+
+T = TypeVar("T")
+_PROGRESS = "progress"
+
+
+@dataclass(frozen=True)
+class _Pending:
+    saving: Saving
+    beginning: Path
+    trainer: Trainer
 
 
 class Checkpoints:
@@ -30,26 +54,126 @@ class Checkpoints:
         asynchronous: bool = True,
         on_error: Literal["raise", "warn"] = "raise",
     ) -> None:
-        raise NotImplementedError
+        if keep < 1:
+            raise CheckpointError(f"keep is {keep}: at least 1 checkpoint has to stay")
+        if on_error not in ("raise", "warn"):
+            raise CheckpointError(f"on_error is {on_error!r}; it must be 'raise' or 'warn'")
+        self.folder = Path(folder)
+        self._keep, self._asynchronous, self._on_error = keep, asynchronous, on_error
+        self._pending: _Pending | None = None
 
     def save(self, trainer: Trainer, progress: Mapping[str, Any] | None = None) -> None:
         """All of the training, as it is now. `progress`: what JSON can express. Collective.
 
         Waits for the save before, and raises what went wrong with it.
         """
-        raise NotImplementedError
+        self.wait()
+        world, step = trainer.communicator, trainer.steps
+        token = shared(secrets.token_hex(4), world)[0]
+        beginning = unfinished(self.folder, step, token)
+        try:
+            state = _alike(world, lambda: self._staged(trainer, dict(progress or {}), beginning))
+            _alike(world, lambda: self._check_shared(beginning))
+        except CheckpointError as error:
+            self._failed(str(error))
+            return
+        saving = Saving(beginning, step, world.rank, world.size, state, self._keep)
+        self._pending = _Pending(saving, beginning, trainer)
+        if not self._asynchronous:
+            self.wait()
 
     def wait(self) -> None:
         """Until what was saved is on the disk for good. Collective."""
-        raise NotImplementedError
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return
+        world = pending.trainer.communicator
+        problems = shared(pending.saving.written(), world)
+        if any(problems):
+            pending.saving.give_up()
+        problems = shared(pending.saving.completed(), world) if not any(problems) else problems
+        for rank, problem in enumerate(problems):
+            if problem:
+                pending.saving.completed()
+                if world.rank == 0:
+                    shutil.rmtree(pending.beginning, ignore_errors=True)
+                self._failed(f"rank {rank} could not write to {pending.beginning}: {problem}")
+                return
 
     def load(self, trainer: Trainer, step: int | None = None) -> dict[str, Any] | None:
         """The last one, or that of a step, into the trainer. Its progress; None if there is none.
 
         Collective. If it belongs to another model nothing is changed.
         """
-        raise NotImplementedError
+        world = trainer.communicator
+        found = _alike(world, lambda: chosen(self.folder, step) if world.rank == 0 else None)
+        checkpoint = shared(found, world)[0]
+        if checkpoint is None:
+            return None
+        index = _alike(world, lambda: read_index(checkpoint))
+        shapes = {name: entry.shape for name, entry in index.tensors.items()}
+        keys = _alike(world, lambda: trainer.wanted_state(shapes, index.values))
+        state = _alike(world, lambda: _read(checkpoint, index, keys))
+        trainer.load_full_state(state)
+        progress: dict[str, Any] = index.values[_PROGRESS]
+        return progress
 
     def steps(self) -> list[int]:
         """Of what there is, in order: `Trainer.steps` at the time."""
-        raise NotImplementedError
+        return list(complete(self.folder))
+
+    def _staged(
+        self, trainer: Trainer, progress: dict[str, Any], beginning: Path
+    ) -> dict[str, Any]:
+        """This rank's share, copied to the host's memory: what is trained on does not touch it."""
+        state = trainer.full_state()
+        if trainer.communicator.rank == 0:
+            try:
+                json.dumps(progress)
+            except (TypeError, ValueError) as error:
+                raise CheckpointError(f"progress must be what JSON can express: {error}") from error
+            state[_PROGRESS] = progress
+            try:
+                begin(beginning)
+            except OSError as error:
+                raise CheckpointError(f"rank 0 cannot write to {self.folder}: {error}") from error
+        return {key: _copied(value) for key, value in state.items()}
+
+    def _check_shared(self, beginning: Path) -> None:
+        if not beginning.is_dir():
+            raise CheckpointError(
+                f"not every rank sees {beginning}, which rank 0 has made: checkpoints need a "
+                "folder that all machines share"
+            )
+
+    def _failed(self, problem: str) -> None:
+        last = self.steps()[-1:]
+        left = f"the last good one is that of step {last[0]}" if last else "there is none yet"
+        message = f"a checkpoint was not saved; {left}. {problem}"
+        if self._on_error == "raise":
+            raise CheckpointError(message)
+        warnings.warn(message, RuntimeWarning, stacklevel=4)
+
+
+def _copied(value: Any) -> Any:
+    return value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else value
+
+
+def _read(checkpoint: Path, index: Index, keys: list[str]) -> dict[str, Any]:
+    state = {key: empty(index.tensors[key]) if key in index.tensors else None for key in keys}
+    read_alone(state, SafetensorsReader(checkpoint))
+    return state
+
+
+def _alike(world: Communicator, work: Callable[[], T]) -> T:
+    """What fails on one rank fails on all, with one message. Collective."""
+    result, problem = None, ""
+    try:
+        result = work()
+    except CheckpointError as error:
+        problem = str(error)
+    problems = shared(problem, world)
+    for rank, told in enumerate(problems):
+        if told:
+            raise CheckpointError(told if len(set(problems)) == 1 else f"rank {rank}: {told}")
+    return result  # type: ignore[return-value]
