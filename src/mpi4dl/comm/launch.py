@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from ..errors import LaunchError
-from . import mpi
+from . import lifeline, mpi
 from .communicator import SERIAL, Communicator, override
 from .launchers import TORCHRUN, Started, started_by
 from .local_ranks import run_local_ranks
@@ -147,6 +147,7 @@ def _bind_gpu(started: Started) -> None:
 
 def shutdown() -> None:
     """Leave the process group; done at exit for groups that `init` formed."""
+    lifeline.close()
     _tiles.clear()
     close_all()
     if is_available():

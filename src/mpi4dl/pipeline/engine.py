@@ -32,6 +32,13 @@ from .reduction import Reduction
 from .setup import Held, Setup
 from .stage import Work
 
+_WORDS = {
+    Kind.FORWARD: "the forward",
+    Kind.BACKWARD: "the backward",
+    Kind.INPUT: "the backward",
+    Kind.WEIGHT: "the backward",
+}
+
 Place = tuple[int, int, int]
 """A micro-batch on a stage: direction, stage, micro-batch."""
 
@@ -69,6 +76,9 @@ class Engine:
         self._returning: dict[Place, list[Arriving]] = {}
         self._gradients: dict[Place, list[Tensor]] = {}
         self._step: Step
+        self.at: Action | None = None
+        """What this rank is doing, or waits to be able to do."""
+        self.awaiting = False
         self._do: dict[Kind, Callable[[Action], None]] = {
             Kind.FORWARD: self._forward,
             Kind.BACKWARD: self._backward,
@@ -89,12 +99,14 @@ class Engine:
                 actions = step.program.part(tuple(self._setup.held))
                 last = {a.stage: a for a in actions if a.kind in (Kind.BACKWARD, Kind.WEIGHT)}
                 for action in actions:
+                    self.at = action
                     self._await(action)
                     started = time.perf_counter()
                     if last.get(action.stage) is action:
                         self._last_backward()
                     self._do[action.kind](action)
                     step.spans.append(Span(action, started, time.perf_counter()))
+                self.at = None
                 for reduction in self._reductions():
                     reduction.finish()
                 for held in self._setup.held.values():
@@ -115,12 +127,28 @@ class Engine:
 
     def _await(self, action: Action) -> None:
         """What computing needs has arrived: waiting is no part of it."""
+        self.awaiting = True
         if action.kind is Kind.FORWARD and _place(action) in self._arriving:
             for tensor in self._arriving[_place(action)][1]:
                 tensor.wait()
         elif action.kind in (Kind.BACKWARD, Kind.INPUT):
             for tensor in self._returning.get(_place(action), ()):
                 tensor.wait()
+        self.awaiting = False
+
+    def waits_for(self) -> str:
+        """If it waits for another rank: for what. Another thread may ask."""
+        action = self.at
+        if action is None:
+            return "the sum of the gradients"
+        about = f"stage {action.stage}, micro-batch {action.micro_batch}"
+        if self.awaiting and action.kind is Kind.FORWARD:
+            return f"the input of {about}"
+        if self.awaiting:
+            return f"the gradient that comes back to {about}"
+        if action.kind is Kind.REDUCE:
+            return f"the sum of the gradients of stage {action.stage}"
+        return f"other ranks in {_WORDS.get(action.kind, 'a transfer')} of {about}"
 
     # ── compute ──────────────────────────────────────────────────────────────────────────────
 

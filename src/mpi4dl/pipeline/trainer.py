@@ -14,18 +14,21 @@ from ..comm.communicator import Communicator
 from ..comm.gradients import check_same_parameters
 from ..comm.launch import init
 from ..comm.objects import shared
-from ..errors import PlanError
+from ..errors import NonFiniteError, PlanError
 from ..schedule import Program, Span, Timeline, lower
 from .batch import Batch
 from .engine import Engine, Step
 from .full_state import FullState, Kinds, Position, named_parameters
 from .loss_scale import LossScale
+from .nonfinite import Policy, checked, kept, place
 from .optimizers import MakeOptimizer, check_sharding, sharded
 from .outputs import gathered
 from .partition import partition
 from .plan import Plan
 from .randomness import mixed
 from .setup import Setup, trained
+from .totals import Totals, totals
+from .watch import Watch
 from .whole_state import WholeState
 
 Loss = Callable[[Any, Any], Tensor]
@@ -67,11 +70,12 @@ class Trainer:
         clip_grad_norm: float | None = None,
         accumulate: int = 1,
         shard_optimizer: bool = False,
-        nonfinite: Literal["raise", "skip", "stop", "ignore"] = "ignore",
+        nonfinite: Policy = "ignore",
         device: torch.device | str | None = None,
     ) -> None:
         if reduction not in ("mean", "sum"):
             raise PlanError(f"reduction is {reduction!r}; it must be 'mean' or 'sum'")
+        checked(nonfinite)
         if accumulate < 1:
             raise PlanError(f"accumulate is {accumulate}; it must be at least 1")
         if shard_optimizer:
@@ -101,6 +105,14 @@ class Trainer:
         self._position = Position(seed, accumulate)
         self._full = FullState(stages, setup, self.optimizer, self._scale, self._position)
         self._spans: list[Span] = []
+        self._nonfinite, self._guarded = nonfinite, nonfinite != "ignore"
+        self.last_nonfinite: str | None = None
+        """Where the last step became infinite or no number; None if it did not."""
+        self._stop_requested = False
+        self.stopping = False
+        """Whether any rank has asked to stop: agreed in each step, and the same on all ranks."""
+        self._doing, self._phase = "", ""
+        self._watch = Watch(setup, self._waits_for)
 
     # ── training ─────────────────────────────────────────────────────────────────────────────
 
@@ -109,24 +121,52 @@ class Trainer:
         if self._loss is None:
             raise PlanError("this trainer has no loss: give Trainer(..., loss=...) to train")
         batch = Batch(self.plan, images, labels, training=True)
-        self._position.waiting += 1
-        step = self._run(batch, self._loss, training=True)
-        loss, norm, finite = self._totals(step)
-        self._position.steps += 1
-        if step.updating:
-            self._position.waiting = 0
-            self._update(norm, finite)
-        return loss
+        self.last_nonfinite = None
+        with self.together(f"step {self.steps}"), kept(self._setup, self._guarded) as put_back:
+            self._position.waiting += 1
+            step = self._run(batch, self._loss, training=True)
+            totals = self._totals(step)
+            if self._guarded and not (totals.loss.isfinite() and self._usable(totals)):
+                self._refuse(batch, totals, put_back)
+            elif step.updating:
+                self._update(totals)
+            self._position.steps += 1
+        if self.last_nonfinite is not None and self._nonfinite == "raise":
+            raise NonFiniteError(
+                f"the loss of step {self.steps - 1} is {float(totals.loss)} and the norm of its "
+                f"gradient {totals.norm}: it began with {self.last_nonfinite}. The model is as it "
+                "was before; nonfinite='skip' leaves such batches out"
+            )
+        return totals.loss
 
-    def _update(self, norm: float, finite: bool) -> None:
-        if finite:
+    def _update(self, totals: Totals) -> None:
+        if totals.updatable:
             factor = 1.0
             if self._clip is not None:  # as torch.nn.utils.clip_grad_norm_
-                factor = min(1.0, self._clip / (norm + 1e-6))
+                factor = min(1.0, self._clip / (totals.norm + 1e-6))
             self._scale.unscale(self.parameters, factor)
             if self.optimizer is not None:
                 self.optimizer.step()
-        self._scale.update(finite)
+        self._scale.update(totals.updatable)
+        self._forget_gradients()
+
+    def _usable(self, totals: Totals) -> bool:
+        """Gradients that are too large for float16 are the loss scale's business."""
+        return totals.updatable or self._scale.enabled
+
+    def _refuse(self, batch: Batch, totals: Totals, put_back: Callable[[], None]) -> None:
+        """The batch has changed nothing, and those that waited with it for an update are gone."""
+        put_back()
+        self._forget_gradients()
+        self.last_nonfinite = place(
+            self._setup, self._engine, lambda: self._run(batch, self._loss, training=True)
+        )
+        put_back()
+        self._forget_gradients()
+        self.stopping = self.stopping or self._nonfinite == "stop"
+
+    def _forget_gradients(self) -> None:
+        self._position.waiting = 0
         for parameter in self.parameters:
             parameter.grad = None
 
@@ -137,16 +177,17 @@ class Trainer:
 
     def request_stop(self) -> None:
         """After the step under way, `stopping` is true on all ranks. Signal handlers may ask."""
+        self._stop_requested = True
 
-    @property
-    def stopping(self) -> bool:
-        """Whether any rank asked to stop: agreed in the last step, the same on all ranks."""
-        return False
+    @contextmanager
+    def together(self, doing: str) -> Iterator[None]:
+        """Whatever needs the other ranks: RankLost if one of them has ended."""
+        self._doing, self._phase = doing, "the other ranks"
+        with self._watch.together():
+            yield
 
-    @property
-    def last_nonfinite(self) -> str | None:
-        """Where the last step became infinite or no number; None if it did not."""
-        return None
+    def _waits_for(self) -> str:
+        return f"{self._phase or self._engine.waits_for()}, in {self._doing}"
 
     # ── evaluation ───────────────────────────────────────────────────────────────────────────
 
@@ -155,8 +196,8 @@ class Trainer:
         if self._loss is None:
             raise PlanError("this trainer has no loss: give Trainer(..., loss=...) to evaluate")
         batch = Batch(self.plan, images, labels, training=False)
-        with self._evaluating():
-            return self._totals(self._run(batch, self._loss, training=False))[0]
+        with self.together("an evaluation"), self._evaluating():
+            return self._totals(self._run(batch, self._loss, training=False)).loss
 
     def predict(self, images: Any, gather: bool = True) -> Any:
         """What the model makes of a batch, in evaluation mode.
@@ -165,7 +206,7 @@ class Trainer:
         `(samples, output)`, in which tiles stay tiles, and the others get an empty one.
         """
         batch = Batch(self.plan, images, None, training=False)
-        with self._evaluating(), torch.no_grad():
+        with self.together("a prediction"), self._evaluating(), torch.no_grad():
             step = self._run(batch, None, training=False)
             if gather:
                 return gathered(step, self._setup)
@@ -234,6 +275,7 @@ class Trainer:
     # ── one run ──────────────────────────────────────────────────────────────────────────────
 
     def _run(self, batch: Batch, loss: Loss | None, training: bool) -> Step:
+        self._phase = "all ranks to begin"
         self._agree(batch)
         position, replica = self._position, self._setup.replica
 
@@ -250,7 +292,9 @@ class Trainer:
             scale=self._scale.value / (position.accumulate if self._mean else 1),
             seed=mixed(position.seed, position.steps),
         )
+        self._phase = ""
         self._engine.run(step)
+        self._phase = "the loss of all ranks"
         self._spans = step.spans
         return step
 
@@ -277,25 +321,11 @@ class Trainer:
                     f"has {text}. Every rank is called with the same images and labels"
                 )
 
-    def _totals(self, step: Step) -> tuple[Tensor, float, bool]:
-        """The loss, the norm of the gradient, and whether it is finite: of the whole model."""
-        setup = self._setup
-        totals = torch.zeros(2, dtype=torch.float64, device=setup.device)
-        for micro_batch, loss in step.losses.items():
-            totals[0] += loss.double() * step.weight(micro_batch)
-        held = [h for (_, stage), h in setup.held.items() if stage == self.plan.split_size - 1]
-        totals[0] /= held[0].comm.size if held else 1
-        if step.updating and (self._clip is not None or self._scale.enabled):
-            for stage, module in setup.modules.items():
-                if setup.copies[stage].rank == 0:
-                    for parameter in trained([module]):
-                        if parameter.grad is not None:
-                            totals[1] += parameter.grad.double().square().sum()
-        if setup.world.size > 1:
-            setup.world.all_reduce(totals)
-        loss, square = totals.cpu()
-        norm = float(square.sqrt()) / self._scale.value
-        return loss, norm, bool(square.isfinite())
+    def _totals(self, step: Step) -> Totals:
+        norm = self._clip is not None or self._scale.enabled or self._guarded
+        found = totals(self._setup, step, norm, self._scale.value, self._stop_requested)
+        self.stopping = self.stopping or found.stop
+        return found
 
 
 def _device_of(model: nn.Module) -> torch.device:
