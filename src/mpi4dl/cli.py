@@ -107,9 +107,27 @@ def _add_others(commands: argparse._SubParsersAction[Parser]) -> None:
     commands.add_parser("doctor", help=about, description=about).set_defaults(
         do=lambda options: doctor(__version__)
     )
+    about = "a checkpoint's weights as one safetensors file"
+    export = commands.add_parser(
+        "export",
+        help=about,
+        description=f"Write {about}, with the names of the model's own state_dict.",
+    )
+    export.add_argument("checkpoint", help="a checkpoint, or a folder of them: then the last one")
+    export.add_argument("file", help="what to write, such as weights.safetensors")
+    export.add_argument("--part", default="model", help="what of it (default: model)")
+    export.set_defaults(do=_export)
     shells = commands.add_parser("completion", help="a shell's completion of this command")
     shells.add_argument("shell", choices=SHELLS)
     shells.set_defaults(do=lambda options: completion(parser(), options.shell))
+
+
+def _export(options: argparse.Namespace) -> int:
+    from .train.checkpoints import export_weights  # PyTorch's part of it takes a second
+
+    count = export_weights(options.checkpoint, options.file, options.part)
+    print(f"{options.file}: {count} tensors of {options.part}")
+    return 0
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -19,7 +19,13 @@ from typing import IO
 from .rendezvous import hosted_store
 
 GRACE = 5.0
-"""Seconds between asking a process to end and ending it."""
+"""Seconds between asking a process to end and ending it, when another has failed."""
+
+STOPPING = 30.0
+"""The same when a scheduler wants all of it to stop: ranks may save what they have."""
+
+_LAST_WORDS = 0.5
+"""Seconds in which ranks may say what they waited for when another has died."""
 
 
 def run_local_ranks(count: int, command: Sequence[str], speaker: int | None = None) -> int:
@@ -35,7 +41,7 @@ def run_local_ranks(count: int, command: Sequence[str], speaker: int | None = No
     stopped: list[int] = []
     handlers = {
         number: signal.signal(number, lambda number, frame: stopped.append(number))
-        for number in (signal.SIGINT, signal.SIGTERM)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
     }
     try:
         code = _wait(ranks, stopped)
@@ -110,24 +116,34 @@ def _wait(ranks: Sequence[subprocess.Popen[str]], stopped: Sequence[int]) -> int
             for number in stopped[told:]:
                 for process in ranks:
                     _signal(process, number)
-                deadline = min(deadline, time.monotonic() + GRACE)
+                patience = GRACE if signal.SIGINT in stopped else STOPPING
+                deadline = min(deadline, time.monotonic() + patience)
             told = len(stopped)
             if None not in codes or time.monotonic() > deadline:
-                return 128 + stopped[0]
+                return _stopped(codes, stopped[0])
         elif any(codes):
-            return _report(codes)
+            return _report(ranks, codes)
         elif None not in codes:
             return 0
         time.sleep(0.02)
 
 
-def _report(codes: Sequence[int | None]) -> int:
+def _stopped(codes: Sequence[int | None], number: int) -> int:
+    """What all ranks say, if they had time to say something; else the signal."""
+    agreed = codes[0] if len(set(codes)) == 1 else None
+    return agreed if agreed is not None and agreed >= 0 else 128 + number
+
+
+def _report(ranks: Sequence[subprocess.Popen[str]], codes: Sequence[int | None]) -> int:
     """Say which rank ended badly, first; the exit code for it."""
     rank, code = next((rank, code) for rank, code in enumerate(codes) if code)
     how = f"exited with {code}" if code > 0 else f"was ended by {signal.Signals(-code).name}"
     left = codes.count(None)
     ending = f"; ending the other {left}" if left else ""
     print(f"mpi4dl: rank {rank} {how}{ending}", file=sys.stderr, flush=True)
+    deadline = time.monotonic() + _LAST_WORDS
+    while code < 0 and time.monotonic() < deadline and any(r.poll() is None for r in ranks):
+        time.sleep(0.02)
     return code if code > 0 else 128 - code
 
 

@@ -29,7 +29,7 @@ from .randomness import mixed
 from .setup import Setup, trained
 from .totals import Totals, totals
 from .watch import Watch
-from .whole_state import WholeState
+from .whole_state import NotLoaded, WholeState
 
 Loss = Callable[[Any, Any], Tensor]
 
@@ -230,9 +230,12 @@ class Trainer:
         """The whole model's, under its own names, on every rank. Collective."""
         return self._state.collected()
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """A whole model's; each rank keeps its part."""
-        self._state.load(state)
+    def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> NotLoaded:
+        """A whole model's; each rank keeps its part.
+
+        With `strict=False`, what has the same name and shape. Returns what was not loaded.
+        """
+        return self._state.load(state, strict)
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
         """This rank's, by their names in the whole model."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,6 +11,30 @@ from torch import Tensor, nn
 
 from ..errors import PlanError
 from .setup import Setup
+
+
+@dataclass(frozen=True)
+class NotLoaded:
+    """Names that a state and the model do not share; false if there are none."""
+
+    missing: tuple[str, ...]
+    """Of the model: they are what they were."""
+    unexpected: tuple[str, ...]
+    """Of the state."""
+    mismatched: tuple[str, ...]
+    """Of both, with other shapes: they are what they were."""
+
+    def __bool__(self) -> bool:
+        return bool(self.missing or self.unexpected or self.mismatched)
+
+    def __str__(self) -> str:
+        kinds = {
+            "missing, left as they were": self.missing,
+            "of another shape, left as they were": self.mismatched,
+            "unknown to the model": self.unexpected,
+        }
+        lines = [f"{what}: {', '.join(names)}" for what, names in kinds.items() if names]
+        return "\n".join(lines) or "all loaded"
 
 
 class WholeState:
@@ -42,13 +67,26 @@ class WholeState:
         elif world.rank in lack:
             world.start([], [(have[0], tensor)]).wait()
 
-    def load(self, state: Mapping[str, Any]) -> None:
-        names = {name for kinds in self._kinds for name in kinds}
-        missing, unknown = sorted(names - state.keys()), sorted(state.keys() - names)
-        if missing or unknown:
+    def load(self, state: Mapping[str, Any], strict: bool) -> NotLoaded:
+        ours = {name: shape for kinds in self._kinds for name, (shape, _) in kinds.items()}
+        shapes = getattr(state, "shapes", None) or {n: tuple(t.shape) for n, t in state.items()}
+        left = NotLoaded(
+            tuple(name for name in ours if name not in shapes),
+            tuple(name for name in shapes if name not in ours),
+            tuple(
+                f"{name} ({shapes[name]} in the state, {shape} in the model)"
+                for name, shape in ours.items()
+                if name in shapes and shapes[name] != shape
+            ),
+        )
+        if left and strict:
             raise PlanError(
-                f"this is the state of another model: {len(missing)} names are missing "
-                f"({', '.join(missing[:3])}), {len(unknown)} are unknown ({', '.join(unknown[:3])})"
+                f"this is the state of another model: {len(left.missing)} names are missing "
+                f"({', '.join(left.missing[:3])}), {len(left.unexpected)} are unknown "
+                f"({', '.join(left.unexpected[:3])}), {len(left.mismatched)} have other shapes "
+                f"({', '.join(left.mismatched[:3])}). strict=False loads the rest"
             )
         for stage, module in self._setup.modules.items():
-            module.load_state_dict({name: state[name] for name in self._kinds[stage]})
+            fits = [n for n in self._kinds[stage] if n in shapes and shapes[n] == ours[n]]
+            module.load_state_dict({name: state[name] for name in fits}, strict=False)
+        return left

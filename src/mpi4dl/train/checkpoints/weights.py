@@ -1,4 +1,4 @@
-"""Weights alone: to and from one safetensors file with the names of the whole model."""
+"""Weights alone, to and from one safetensors file with the names of the whole model."""
 
 from __future__ import annotations
 
@@ -62,16 +62,18 @@ class _Weights(Mapping[str, Tensor]):
             self._opened = safe_open(file, framework="pt")
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"{file} cannot be read: {error}") from error
-        self._names = list(self._opened.keys())
+        names = self._opened.keys()
+        self.shapes = {name: tuple(self._opened.get_slice(name).get_shape()) for name in names}
+        """Known before anything is read."""
 
     def __getitem__(self, name: str) -> Tensor:
-        if name not in self._names:
+        if name not in self.shapes:
             raise KeyError(name)
         tensor: Tensor = self._opened.get_tensor(name)
         return tensor
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
+        return iter(self.shapes)
 
     def __len__(self) -> int:
-        return len(self._names)
+        return len(self.shapes)
