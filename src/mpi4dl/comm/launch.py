@@ -17,7 +17,7 @@ from .launchers import TORCHRUN, Started, started_by
 from .local_ranks import run_local_ranks
 from .neighbours import NeighbourCommunicator, on_one_machine
 from .process_group import ProcessGroupCommunicator, close_all, is_available
-from .rendezvous import has_mpi4py, store_for, use_loopback
+from .rendezvous import has_mpi4py, store_for, torchruns_store, use_loopback
 
 _tiles: dict[dist.ProcessGroup, Communicator] = {}
 
@@ -49,10 +49,11 @@ def init(backend: str | None = None, ranks: int | None = None) -> Communicator:
     chosen = _backend(backend, started)
     if chosen == "nccl":
         _bind_gpu(started)
-    if started.launcher is TORCHRUN:
+    elastic = started.launcher is TORCHRUN and "TORCHELASTIC_RUN_ID" in os.environ
+    if started.launcher is TORCHRUN and not elastic:
         dist.init_process_group(chosen)
     else:
-        store = store_for(started)
+        store = torchruns_store() if elastic else store_for(started)
         dist.init_process_group(chosen, store=store, rank=started.rank, world_size=started.size)
     atexit.register(shutdown)
     comm = _in_step(communicator())

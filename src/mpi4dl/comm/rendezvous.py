@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import secrets
 import socket
+import time
 from datetime import timedelta
 from typing import Any
 
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed.rendezvous import rendezvous
 
 from ..errors import LaunchError
 from .launchers import SRUN, Started, first_host
@@ -51,6 +54,53 @@ def store_for(started: Started) -> TCPStore:
             "were asked for, or set MASTER_ADDR to the machine of rank 0 and MASTER_PORT to a port "
             "that is free there"
         ) from error
+
+
+def torchruns_store() -> Store:
+    """A part of torchrun's store that nobody has written to before. Collective.
+
+    The agent's store outlives the ranks that it restarts, so new ranks would find the addresses of
+    those that have ended. (Nor do agents of several machines count restarts alike.) So every rank
+    says hello with a word of its own, and the first one answers to that word with a prefix.
+    """
+    store, rank, size = next(rendezvous("env://"))
+    wait = seconds()
+    store.set_timeout(timedelta(seconds=wait))
+    try:
+        prefix = _answered(store, rank) if rank else _answering(store, size, wait)
+    except RuntimeError as error:  # PyTorch's own
+        raise LaunchError(
+            f"rank {rank} of {size} (torchrun) could not meet the others within {wait:.0f} s: "
+            f"{error}. See that all machines run as many ranks as were asked for"
+        ) from error
+    return PrefixStore(prefix, store)
+
+
+def _answered(store: Store, rank: int) -> str:
+    mine = secrets.token_hex(8)
+    store.set(f"mpi4dl/hello/{rank}", mine)
+    prefix: str = store.get(f"mpi4dl/answer/{mine}").decode()
+    store.set(f"{prefix}/here/{rank}", "")
+    return prefix
+
+
+def _answering(store: Store, size: int, wait: float) -> str:
+    """Also to words of ranks that have ended, which costs nothing."""
+    prefix = f"mpi4dl/{secrets.token_hex(8)}"
+    answered: dict[int, bytes] = {}
+    missing, until = set(range(1, size)), time.monotonic() + wait
+    while missing:
+        for rank in tuple(missing):
+            hello = f"mpi4dl/hello/{rank}"
+            if store.check([hello]) and (word := store.get(hello)) != answered.get(rank):
+                store.set(f"mpi4dl/answer/{word.decode()}", prefix)
+                answered[rank] = word
+            if store.check([f"{prefix}/here/{rank}"]):
+                missing.discard(rank)
+        if missing and time.monotonic() > until:
+            raise LaunchError(f"ranks {sorted(missing)[:8]} are missing")
+        time.sleep(0.005)
+    return prefix
 
 
 def has_mpi4py() -> bool:

@@ -36,6 +36,7 @@ _HEADER = 128  # words: the files of the arena
 _PAGE = 4096
 _SMALLEST_SEGMENT = 2**22
 _TIMEOUT = 1800.0  # seconds, as torch.distributed has it
+_DOUBT = 0.25  # seconds of waiting between looks at whether the other one still runs
 
 
 def supported() -> bool:
@@ -250,7 +251,7 @@ class Wait:
             # been, the less often: what comes is noticed a fiftieth later.
             time.sleep(min(max(5e-5, (now - started) / 50), 1e-3))
             now = time.monotonic()
-            if now - checked < 1.0:
+            if now - checked < _DOUBT:
                 continue
             checked = now
             if not self._alive(peer) and words[where] != value:

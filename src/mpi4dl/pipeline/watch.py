@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from ..comm.lifeline import Lifeline, Lost, lifeline
-from ..errors import RankLost
+from ..errors import LaunchError, Mpi4dlError, RankLost
 from .setup import Setup
 
 _UNTIL_KNOWN = 1.0
@@ -27,6 +27,7 @@ class Watch:
         self._doing = doing
         self._done = threading.Event()
         self._done.set()
+        self._message, self._saying = "", threading.Lock()
         self._line: Lifeline | None = lifeline(setup.world, setup.device)
         if self._line is not None:
             self._line.listeners.add(self)
@@ -38,16 +39,17 @@ class Watch:
         if line is None:
             yield
             return
-        if line.lost is not None:
-            raise RankLost(self._message(line.lost, "was about to begin: " + self._doing()))
         self._done.clear()
         try:
+            if line.lost is not None:
+                raise RankLost(self._said(line.lost))
             yield
         except (RuntimeError, OSError) as error:
-            if line.known.wait(_UNTIL_KNOWN):
-                assert line.lost is not None
-                raise RankLost(self._message(line.lost, "waited for " + self._doing())) from error
-            raise
+            own = isinstance(error, Mpi4dlError) and not isinstance(error, LaunchError)
+            if own or isinstance(error, RankLost) or not line.known.wait(_UNTIL_KNOWN):
+                raise
+            assert line.lost is not None
+            raise RankLost(self._said(line.lost)) from error
         finally:
             self._done.set()
 
@@ -55,19 +57,23 @@ class Watch:
         """In the thread of the lifeline."""
         if self._done.is_set():
             return
-        if self._rank == (1 if lost.rank == 0 else 0):
-            message = self._message(lost, "waited for " + self._doing())
-            print(f"mpi4dl: {message}", file=sys.stderr, flush=True)
+        self._said(lost)
         if not self._done.wait(_PATIENCE):
             os._exit(EXIT_CODE)
 
-    def _message(self, lost: Lost, mine: str) -> str:
-        why = f" ({lost.why})" if lost.why else ""
-        return (
-            f"rank {lost.rank} ({self._place(lost.rank)}) has ended{why} while rank {self._rank} "
-            f"({self._place(self._rank)}) {mine}. All ranks stop; start again from the last "
-            "checkpoint"
-        )
+    def _said(self, lost: Lost) -> str:
+        """What there is to say: one rank prints it, once."""
+        with self._saying:
+            if not self._message:
+                why = f" ({lost.why})" if lost.why else ""
+                self._message = (
+                    f"rank {lost.rank} ({self._place(lost.rank)}) has ended{why} while rank "
+                    f"{self._rank} ({self._place(self._rank)}) waited for {self._doing()}. All "
+                    "ranks stop; start again from the last checkpoint"
+                )
+                if self._rank == (1 if lost.rank == 0 else 0):
+                    print(f"mpi4dl: {self._message}", file=sys.stderr, flush=True)
+        return self._message
 
     def _place(self, rank: int) -> str:
         if rank >= self._mesh.size:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -33,9 +32,6 @@ def interruptible(trainer: Trainer) -> Iterator[None]:
 
     def asked(number: int, frame: FrameType | None) -> None:
         trainer.request_stop()
-        name = signal.Signals(number).name
-        if trainer.communicator.rank == 0:
-            sys.stderr.write(f"mpi4dl: {name}: stopping after this step\n")
 
     before = {number: signal.signal(number, asked) for number in SIGNALS}
     try:

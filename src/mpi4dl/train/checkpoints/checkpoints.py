@@ -67,12 +67,16 @@ class Checkpoints:
 
         Waits for the save before, and raises what went wrong with it.
         """
-        self.wait()
+        with trainer.together("saving a checkpoint"):
+            self._save(trainer, dict(progress or {}))
+
+    def _save(self, trainer: Trainer, progress: dict[str, Any]) -> None:
+        self._wait()
         world, step = trainer.communicator, trainer.steps
         token = shared(secrets.token_hex(4), world)[0]
         beginning = unfinished(self.folder, step, token)
         try:
-            state = _alike(world, lambda: self._staged(trainer, dict(progress or {}), beginning))
+            state = _alike(world, lambda: self._staged(trainer, progress, beginning))
             _alike(world, lambda: self._check_shared(beginning))
         except CheckpointError as error:
             self._failed(str(error))
@@ -80,10 +84,15 @@ class Checkpoints:
         saving = Saving(beginning, step, world.rank, world.size, state, self._keep)
         self._pending = _Pending(saving, beginning, trainer)
         if not self._asynchronous:
-            self.wait()
+            self._wait()
 
     def wait(self) -> None:
         """Until what was saved is on the disk for good. Collective."""
+        if self._pending is not None:
+            with self._pending.trainer.together("completing a checkpoint"):
+                self._wait()
+
+    def _wait(self) -> None:
         pending, self._pending = self._pending, None
         if pending is None:
             return
@@ -105,6 +114,10 @@ class Checkpoints:
 
         Collective. If it belongs to another model nothing is changed.
         """
+        with trainer.together("loading a checkpoint"):
+            return self._load(trainer, step)
+
+    def _load(self, trainer: Trainer, step: int | None) -> dict[str, Any] | None:
         world = trainer.communicator
         found = _alike(world, lambda: chosen(self.folder, step) if world.rank == 0 else None)
         checkpoint = shared(found, world)[0]

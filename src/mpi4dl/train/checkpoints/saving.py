@@ -21,7 +21,7 @@ from .storage import INDEX, SafetensorsWriter, write_alone, write_text
 
 _LOOK = 0.02
 """Seconds between looks at whether all parts are there."""
-_AFTER_THE_END = 5.0
+_AFTER_THE_END = 2.0
 """Seconds that parts may still take when the program is over."""
 
 
