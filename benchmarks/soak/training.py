@@ -34,6 +34,7 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--every", type=int, default=4, help="steps between checkpoints")
     parser.add_argument("--width", type=int, default=16)
+    parser.add_argument("--shard", action="store_true", help="the optimizer's state (ZeRO-1)")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds after each step")
     return parser.parse_args(words)
 
@@ -61,7 +62,13 @@ def batch(step: int) -> tuple[Tensor, Tensor]:
 
 def trainer_of(options: argparse.Namespace, plan: mpi4dl.Plan) -> mpi4dl.Trainer:
     optimizer = partial(torch.optim.Adam, lr=1e-2)
-    return mpi4dl.Trainer(network(options.width), plan, F.cross_entropy, optimizer)
+    return mpi4dl.Trainer(
+        network(options.width),
+        plan,
+        F.cross_entropy,
+        optimizer,
+        shard_optimizer=options.shard and plan.world_size > 1,
+    )
 
 
 def undisturbed(options: argparse.Namespace) -> list[float]:
@@ -73,8 +80,14 @@ def undisturbed(options: argparse.Namespace) -> list[float]:
 def train(options: argparse.Namespace) -> int:
     torch.set_num_threads(1)
     comm = mpi4dl.init()
-    tiles = {"num_spatial_parts": (options.tiles,)} if options.tiles > 1 else {}
-    trainer = trainer_of(options, mpi4dl.Plan(split_size=options.stages, parts=2, **tiles))
+    plan = mpi4dl.Plan(
+        split_size=options.stages,
+        num_spatial_parts=options.tiles,
+        spatial_size=int(options.tiles > 1),
+        slice_method="vertical",
+        parts=2,
+    )
+    trainer = trainer_of(options, plan)
     checkpoints = Checkpoints(options.folder / "checkpoints", keep=2)
     progress = checkpoints.load(trainer) or {"next": 0}
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")

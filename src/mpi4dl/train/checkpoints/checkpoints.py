@@ -118,6 +118,7 @@ class Checkpoints:
             return self._load(trainer, step)
 
     def _load(self, trainer: Trainer, step: int | None) -> dict[str, Any] | None:
+        self._wait()
         world = trainer.communicator
         found = _alike(world, lambda: chosen(self.folder, step) if world.rank == 0 else None)
         checkpoint = shared(found, world)[0]
