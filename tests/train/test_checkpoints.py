@@ -371,7 +371,7 @@ class Odd(torch.optim.SGD):
 @pytest.mark.parametrize(
     ("options", "progress", "match"),
     [
-        ({}, {"when": {1, 2}}, "rank 0: progress must be what JSON can express"),
+        ({}, {"when": {1, 2}}, "^progress must be what JSON can express"),
         ({"optimizer": partial(Odd, lr=0.1)}, {}, "has 'history', a list: checkpoints take"),
     ],
     ids=["progress", "state"],
@@ -383,6 +383,15 @@ def test_what_no_checkpoint_can_hold_is_refused_by_all(options, progress, match,
         Checkpoints(tmp_path).save(trainer, progress)
 
     every_rank_raises(2, program, CheckpointError, match, alike=False)
+
+
+def test_a_folder_that_cannot_be(tmp_path):
+    (tmp_path / "file").write_text("")
+
+    def program(comm):
+        Checkpoints(tmp_path / "file").save(trainer_of(PLANS["2 ranks, a pipeline"]))
+
+    every_rank_raises(2, program, CheckpointError, "there is none yet. rank 0: nothing can be")
 
 
 @pytest.mark.parametrize(("options", "match"), [({"keep": 0}, "1"), ({"on_error": "x"}, "warn")])

@@ -261,6 +261,11 @@ class Trainer:
         self._full.load(state)
 
     @property
+    def device(self) -> torch.device:
+        """Where this rank's stages are."""
+        return self._setup.device
+
+    @property
     def communicator(self) -> Communicator:
         """Of all ranks of the plan."""
         return self._setup.world

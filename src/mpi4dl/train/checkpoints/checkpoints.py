@@ -13,7 +13,6 @@ from typing import Any, Literal, TypeVar
 
 from torch import Tensor
 
-from ...comm.communicator import Communicator
 from ...comm.objects import shared
 from ...errors import CheckpointError
 from ...pipeline import Trainer
@@ -67,20 +66,26 @@ class Checkpoints:
 
         Waits for the save before, and raises what went wrong with it.
         """
+        noted = dict(progress or {})
+        try:
+            json.dumps(noted)
+        except (TypeError, ValueError) as error:
+            raise CheckpointError(f"progress must be what JSON can express: {error}") from error
         with trainer.together("saving a checkpoint"):
-            self._save(trainer, dict(progress or {}))
+            self._save(trainer, noted)
 
     def _save(self, trainer: Trainer, progress: dict[str, Any]) -> None:
         self._wait()
         world, step = trainer.communicator, trainer.steps
-        token = shared(secrets.token_hex(4), world)[0]
+        token = _everyones(secrets.token_hex(4), trainer)[0]
         beginning = unfinished(self.folder, step, token)
+        state = _alike(trainer, lambda: _staged(trainer, progress))
         try:
-            state = _alike(world, lambda: self._staged(trainer, progress, beginning))
-            _alike(world, lambda: self._check_shared(beginning))
+            _alike(trainer, lambda: begin(beginning) if world.rank == 0 else None)
         except CheckpointError as error:
             self._failed(str(error))
             return
+        _alike(trainer, lambda: _check_shared(beginning))
         saving = Saving(beginning, step, world.rank, world.size, state, self._keep)
         self._pending = _Pending(saving, beginning, trainer)
         if not self._asynchronous:
@@ -96,15 +101,16 @@ class Checkpoints:
         pending, self._pending = self._pending, None
         if pending is None:
             return
-        world = pending.trainer.communicator
-        problems = shared(pending.saving.written(), world)
+        trainer = pending.trainer
+        problems = _everyones(pending.saving.written(), trainer)
         if any(problems):
             pending.saving.give_up()
-        problems = shared(pending.saving.completed(), world) if not any(problems) else problems
+        else:
+            problems = _everyones(pending.saving.completed(), trainer)
         for rank, problem in enumerate(problems):
             if problem:
                 pending.saving.completed()
-                if world.rank == 0:
+                if trainer.communicator.rank == 0:
                     shutil.rmtree(pending.beginning, ignore_errors=True)
                 self._failed(f"rank {rank} could not write to {pending.beginning}: {problem}")
                 return
@@ -120,14 +126,14 @@ class Checkpoints:
     def _load(self, trainer: Trainer, step: int | None) -> dict[str, Any] | None:
         self._wait()
         world = trainer.communicator
-        found = _alike(world, lambda: chosen(self.folder, step) if world.rank == 0 else None)
-        checkpoint = shared(found, world)[0]
+        found = _alike(trainer, lambda: chosen(self.folder, step) if world.rank == 0 else None)
+        checkpoint = _everyones(found, trainer)[0]
         if checkpoint is None:
             return None
-        index = _alike(world, lambda: read_index(checkpoint))
+        index = _alike(trainer, lambda: read_index(checkpoint))
         shapes = {name: entry.shape for name, entry in index.tensors.items()}
-        keys = _alike(world, lambda: trainer.wanted_state(shapes, index.values))
-        state = _alike(world, lambda: _read(checkpoint, index, keys))
+        keys = _alike(trainer, lambda: trainer.wanted_state(shapes, index.values))
+        state = _alike(trainer, lambda: _read(checkpoint, index, keys))
         trainer.load_full_state(state)
         progress: dict[str, Any] = index.values[_PROGRESS]
         return progress
@@ -136,30 +142,6 @@ class Checkpoints:
         """Of what there is, in order: `Trainer.steps` at the time."""
         return list(complete(self.folder))
 
-    def _staged(
-        self, trainer: Trainer, progress: dict[str, Any], beginning: Path
-    ) -> dict[str, Any]:
-        """This rank's share, copied to the host's memory: what is trained on does not touch it."""
-        state = trainer.full_state()
-        if trainer.communicator.rank == 0:
-            try:
-                json.dumps(progress)
-            except (TypeError, ValueError) as error:
-                raise CheckpointError(f"progress must be what JSON can express: {error}") from error
-            state[_PROGRESS] = progress
-            try:
-                begin(beginning)
-            except OSError as error:
-                raise CheckpointError(f"rank 0 cannot write to {self.folder}: {error}") from error
-        return {key: _copied(value) for key, value in state.items()}
-
-    def _check_shared(self, beginning: Path) -> None:
-        if not beginning.is_dir():
-            raise CheckpointError(
-                f"not every rank sees {beginning}, which rank 0 has made: checkpoints need a "
-                "folder that all machines share"
-            )
-
     def _failed(self, problem: str) -> None:
         last = self.steps()[-1:]
         left = f"the last good one is that of step {last[0]}" if last else "there is none yet"
@@ -167,6 +149,20 @@ class Checkpoints:
         if self._on_error == "raise":
             raise CheckpointError(message)
         warnings.warn(message, RuntimeWarning, stacklevel=4)
+
+
+def _staged(trainer: Trainer, progress: dict[str, Any]) -> dict[str, Any]:
+    """This rank's share, copied to the host's memory: what is trained on does not touch it."""
+    state = {key: _copied(value) for key, value in trainer.full_state().items()}
+    return {**state, _PROGRESS: progress} if trainer.communicator.rank == 0 else state
+
+
+def _check_shared(beginning: Path) -> None:
+    if not beginning.is_dir():
+        raise CheckpointError(
+            f"not every rank sees {beginning}, which rank 0 has made: checkpoints need a folder "
+            "that all machines share"
+        )
 
 
 def _copied(value: Any) -> Any:
@@ -179,14 +175,19 @@ def _read(checkpoint: Path, index: Index, keys: list[str]) -> dict[str, Any]:
     return state
 
 
-def _alike(world: Communicator, work: Callable[[], T]) -> T:
+def _everyones(value: T, trainer: Trainer) -> list[T]:
+    """In the order of the ranks. Collective."""
+    return shared(value, trainer.communicator, trainer.device)
+
+
+def _alike(trainer: Trainer, work: Callable[[], T]) -> T:
     """What fails on one rank fails on all, with one message. Collective."""
     result, problem = None, ""
     try:
         result = work()
     except CheckpointError as error:
         problem = str(error)
-    problems = shared(problem, world)
+    problems = _everyones(problem, trainer)
     for rank, told in enumerate(problems):
         if told:
             raise CheckpointError(told if len(set(problems)) == 1 else f"rank {rank}: {told}")

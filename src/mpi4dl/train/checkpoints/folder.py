@@ -54,10 +54,13 @@ def unfinished(folder: Path, step: int, token: str) -> Path:
 
 def begin(beginning: Path) -> None:
     """Room for a new one; what earlier runs left unfinished goes."""
-    beginning.parent.mkdir(parents=True, exist_ok=True)
-    for left in beginning.parent.glob(_UNFINISHED):
-        shutil.rmtree(left, ignore_errors=True)
-    beginning.mkdir()
+    try:
+        beginning.parent.mkdir(parents=True, exist_ok=True)
+        for left in beginning.parent.glob(_UNFINISHED):
+            shutil.rmtree(left, ignore_errors=True)
+        beginning.mkdir()
+    except OSError as error:
+        raise CheckpointError(f"nothing can be written to {beginning.parent}: {error}") from error
 
 
 def complete_it(beginning: Path, step: int, keep: int) -> None:
