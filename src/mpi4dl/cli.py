@@ -18,11 +18,15 @@ from .train.arguments import Parser
 from .train.completion import SHELLS, completion
 from .train.doctor import doctor
 from .train.kinds import TITLES
+from .train.runs import command as training
+from .train.runs import predict_command as predicting
+from .train.runs.report import report
 
 _EXAMPLES = """examples:
   mpi4dl doctor                                what is here, and whether it works
   mpi4dl bench spatial resnet --image-size 256 --batch-size 2
                                                train on four tiles and a fifth rank
+  mpi4dl train config.yaml optimizer.lr=0.1    train as a file says
   mpi4dl bench halo exchange --image-size 1024 what a halo exchange costs
   mpi4dl run --ranks 4 train.py --epochs 3     four ranks on this machine
   mpi4dl run --ranks 4 -m package.module       the same for a module
@@ -30,18 +34,23 @@ _EXAMPLES = """examples:
 
 
 BENCHES: dict[tuple[str, ...], Callable[[Sequence[str], str], int]] = {
-    **{(kind, model): partial(bench, kind, model) for kind in KINDS for model in MODELS},
-    **{("halo", name): partial(halo, name) for name in HALO},
+    **{("bench", k, model): partial(bench, k, model) for k in KINDS for model in MODELS},
+    **{("bench", "halo", name): partial(halo, name) for name in HALO},
 }
-"""What `mpi4dl bench` runs, by the words after it. It gets the words after those, and its name."""
+RUNS: dict[tuple[str, ...], Callable[[Sequence[str], str], int]] = {
+    **BENCHES,
+    ("train",): training.train,
+    ("predict",): predicting.predict_command,
+}
+"""Commands of several ranks, by their words. Each gets the words after those, and its name."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """What the command does; returns its exit code."""
     words = sys.argv[1:] if arguments is None else list(arguments)
-    for name, run in BENCHES.items():
-        if tuple(words[: len(name) + 1]) == ("bench", *name):
-            return run(words[len(name) + 1 :], f"mpi4dl bench {' '.join(name)}")
+    for name, run in RUNS.items():
+        if tuple(words[: len(name)]) == name:
+            return run(words[len(name) :], " ".join(("mpi4dl", *name)))
     try:
         options = parser().parse_args(words)
         code: int = options.do(options)
@@ -60,6 +69,8 @@ def parser() -> Parser:
     )
     made.add_argument("--version", action="version", version=f"mpi4dl {__version__}")
     commands = made.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    about = "train a model on images of any size, as a file says"
+    training.flags(commands.add_parser("train", help=about, description=f"{about.capitalize()}."))
     _add_run(commands)
     _add_benches(commands)
     _add_others(commands)
@@ -103,6 +114,13 @@ def _add_benches(commands: argparse._SubParsersAction[Parser]) -> None:
 
 
 def _add_others(commands: argparse._SubParsersAction[Parser]) -> None:
+    about = "masks or scores of images, by what a run has trained"
+    predicting.flags(commands.add_parser("predict", help=about, description=about.capitalize()))
+    about = "a run of mpi4dl train as one HTML page"
+    page = commands.add_parser("report", help=about, description=f"{about.capitalize()}.")
+    page.add_argument("run", metavar="RUN", help="the folder of the run")
+    page.add_argument("--output", metavar="FILE", help="(default: report.html in that folder)")
+    page.set_defaults(do=_report)
     about = "what is installed, and whether two ranks can train with it"
     commands.add_parser("doctor", help=about, description=about).set_defaults(
         do=lambda options: doctor(__version__)
@@ -127,6 +145,11 @@ def _export(options: argparse.Namespace) -> int:
 
     count = export_weights(options.checkpoint, options.file, options.part)
     print(f"{options.file}: {count} tensors of {options.part}")
+    return 0
+
+
+def _report(options: argparse.Namespace) -> int:
+    print(report(options.run, options.output))
     return 0
 
 

@@ -1,25 +1,7 @@
-"""Lets torchvision be imported beside a CPU build of torch that its compiled operators lack.
-
-Only their registration is missing; the networks in it (and in timm and segmentation-models, which
-import it) are plain Python. A matter of these tests; the library needs none of these packages.
-"""
+"""The networks here import torchvision, or are in it."""
 
 from __future__ import annotations
 
-import torch
+from support.torchvision_operators import declare_missing_operators
 
-
-def _declare_missing_operators() -> None:
-    schemas = {
-        "nms": "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-        "qnms": "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-    }
-    missing = [name for name in schemas if not hasattr(torch.ops.torchvision, name)]
-    if missing:
-        library = torch.library.Library("torchvision", "DEF")
-        for name in missing:
-            library.define(schemas[name])
-        globals()["_library"] = library  # the registration lives as long as this object
-
-
-_declare_missing_operators()
+declare_missing_operators()

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..comm.communicator import Communicator
 from ..errors import PlanError
 from ..schedule import Action, Kind, Program, Span
 from ..spatial.tile import Tile
@@ -38,6 +39,10 @@ _WORDS = {
     Kind.INPUT: "the backward",
     Kind.WEIGHT: "the backward",
 }
+
+Observe = Callable[[Any, Any, range, Communicator], object]
+"""Called with outputs and labels as this rank has them, which samples of the batch they are, and
+the ranks of the stage."""
 
 Place = tuple[int, int, int]
 """A micro-batch on a stage: direction, stage, micro-batch."""
@@ -58,6 +63,8 @@ class Step:
     scale: float = 1.0
     """By which gradients are larger than they should be (for float16)."""
     seed: int = 0
+    observe: Observe | None = None
+    """Sees outputs and labels of every micro-batch whose last stage this rank has."""
     losses: dict[int, Tensor] = field(default_factory=dict)
     """Of the micro-batches whose last stage this rank has."""
     outputs: dict[int, Any] = field(default_factory=dict)
@@ -180,6 +187,8 @@ class Engine:
         with held.layers.precision():
             loss = step.loss(value, labels)
         _check(loss)
+        if step.observe is not None:
+            step.observe(value, labels, samples, held.comm)
         step.losses[micro_batch] = loss.detach()
         seed = step.weight(micro_batch) * step.scale / held.comm.size
         work.give([loss])

@@ -17,7 +17,7 @@ from ..comm.objects import shared
 from ..errors import NonFiniteError, PlanError
 from ..schedule import Program, Span, Timeline, lower
 from .batch import Batch
-from .engine import Engine, Step
+from .engine import Engine, Observe, Step
 from .full_state import FullState, Kinds, Position, named_parameters
 from .loss_scale import LossScale
 from .nonfinite import Policy, checked, kept, place
@@ -51,6 +51,7 @@ class Trainer:
     * `clip_grad_norm` limits the norm of the whole model's gradient.
     * `accumulate=k`: the optimizer steps, on the mean of k batches, at every k-th call.
     * `shard_optimizer`: copies of a stage share out the optimizer's state (ZeRO-1).
+    * `seed` is that of dropout; without one it is drawn from PyTorch's random numbers.
     * `nonfinite`: what to do where the loss or the gradient is infinite or no number. `"raise"` a
       NonFiniteError on every rank, `"skip"` the batch, `"stop"` (skip it, and `stopping` is true);
       whatever it is, nothing of that step changes the model, and `last_nonfinite` names the layer
@@ -72,6 +73,7 @@ class Trainer:
         shard_optimizer: bool = False,
         nonfinite: Policy = "ignore",
         device: torch.device | str | None = None,
+        seed: int | None = None,
     ) -> None:
         if reduction not in ("mean", "sum"):
             raise PlanError(f"reduction is {reduction!r}; it must be 'mean' or 'sum'")
@@ -101,8 +103,8 @@ class Trainer:
         self._engine = Engine(setup)
         self._programs: dict[tuple[bool, int], Program] = {}
         # Drawn from the numbers that all ranks have in common, and rank 0's if they have not.
-        seed = shared(int(torch.randint(2**62, ())), world, where)[0]
-        self._position = Position(seed, accumulate)
+        drawn = int(torch.randint(2**62, ())) if seed is None else seed
+        self._position = Position(shared(drawn, world, where)[0], accumulate)
         self._full = FullState(stages, setup, self.optimizer, self._scale, self._position)
         self._spans: list[Span] = []
         self._nonfinite, self._guarded = nonfinite, nonfinite != "ignore"
@@ -191,13 +193,18 @@ class Trainer:
 
     # ── evaluation ───────────────────────────────────────────────────────────────────────────
 
-    def evaluate(self, images: Any, labels: Any = None) -> Tensor:
-        """The loss of a batch, on every rank, in evaluation mode; nothing is trained."""
+    def evaluate(self, images: Any, labels: Any = None, observe: Observe | None = None) -> Tensor:
+        """The loss of a batch, on every rank, in evaluation mode; nothing is trained.
+
+        `observe(outputs, labels, samples, comm)` sees each micro-batch on the ranks `comm` of the
+        last stage: tiles are each rank's own, plain values are the same on all of them.
+        """
         if self._loss is None:
             raise PlanError("this trainer has no loss: give Trainer(..., loss=...) to evaluate")
         batch = Batch(self.plan, images, labels, training=False)
         with self.together("an evaluation"), self._evaluating():
-            return self._totals(self._run(batch, self._loss, training=False)).loss
+            step = self._run(batch, self._loss, training=False, observe=observe)
+            return self._totals(step).loss
 
     def predict(self, images: Any, gather: bool = True) -> Any:
         """What the model makes of a batch, in evaluation mode.
@@ -282,7 +289,9 @@ class Trainer:
 
     # ── one run ──────────────────────────────────────────────────────────────────────────────
 
-    def _run(self, batch: Batch, loss: Loss | None, training: bool) -> Step:
+    def _run(
+        self, batch: Batch, loss: Loss | None, training: bool, observe: Observe | None = None
+    ) -> Step:
         self._phase = "all ranks to begin"
         self._agree(batch)
         position, replica = self._position, self._setup.replica
@@ -299,6 +308,7 @@ class Trainer:
             weight=weight,
             scale=self._scale.value / (position.accumulate if self._mean else 1),
             seed=mixed(position.seed, position.steps),
+            observe=observe,
         )
         self._phase = ""
         self._engine.run(step)

@@ -12,8 +12,6 @@ from argparse import Namespace
 from collections.abc import Callable, Sequence
 from functools import partial
 
-import torch
-
 from ..comm.launch import init
 from ..comm.launchers import Started
 from ..errors import LaunchError
@@ -24,7 +22,7 @@ from .data import source
 from .kinds import KINDS, TITLES, Kind
 from .loop import trained
 from .report import report_text, write_report
-from .surroundings import backend_of, check_surroundings
+from .surroundings import backend_of, check_surroundings, share_threads
 
 _EXAMPLES = {
     "layer": "--image-size 256 --batch-size 4 --split-size 2 --parts 2",
@@ -89,7 +87,7 @@ def _start_ranks(configuration: Configuration, words: Sequence[str]) -> int:
 
 def _run(configuration: Configuration, started: Started | None) -> int:
     options, plan = configuration.options, configuration.plan
-    _share_threads(started)
+    share_threads(started)
     comm = init(backend_of(options), ranks=1)
     if comm.rank == 0:
         notes = [f"note: {note}" for note in configuration.notes()]
@@ -101,10 +99,3 @@ def _run(configuration: Configuration, started: Started | None) -> int:
             write_report(options.json, configuration, measured)
             print(f"\nwritten: {options.json}", flush=True)
     return 0
-
-
-def _share_threads(started: Started | None) -> None:
-    """The cores of a machine are for all ranks on it, unless the launcher said so already."""
-    if started is not None and "OMP_NUM_THREADS" not in os.environ:
-        cores = len(os.sched_getaffinity(0))
-        torch.set_num_threads(max(1, cores // (started.local_size or started.size)))

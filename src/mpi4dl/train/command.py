@@ -61,9 +61,9 @@ def parsed(
         if started is not None and started.rank > 0:
             nowhere = stack.enter_context(open(os.devnull, "w"))
             stack.enter_context(contextlib.redirect_stdout(nowhere))
-        return parser.parse_args(arguments)
+        return parser.parse_intermixed_args(list(arguments))
 
 
-def start_ranks(count: int, words: Sequence[str]) -> int:
+def start_ranks(count: int, words: Sequence[str], command: str = "bench") -> int:
     """`mpi4dl bench` and these words, as so many ranks of this machine, of which rank 0 speaks."""
-    return run_local_ranks(count, [sys.executable, "-m", "mpi4dl", "bench", *words], speaker=0)
+    return run_local_ranks(count, [sys.executable, "-m", "mpi4dl", command, *words], speaker=0)

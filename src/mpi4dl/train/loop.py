@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -19,6 +18,7 @@ from ..pipeline import Trainer
 from .breakdown import broken_down, mean
 from .configuration import Configuration
 from .data import source
+from .device import device_for, synchronize
 from .memory import peak_mib
 from .progress import progress
 from .timed import Log, timed
@@ -40,7 +40,7 @@ def trained(
 ) -> Measured:
     """Collective. Of what `build` makes, only this rank's stages are kept."""
     options, log = configuration.options, Log()
-    device = _device(options.device, comm)
+    device = device_for(options.device, comm)
     with use(timed(comm, log)):
         trainer = trainer_of(configuration, build(), device)
         return _measured(configuration, trainer, comm, log, device)
@@ -75,7 +75,7 @@ def _measured(
         log.calls.clear()
         started = time.perf_counter()
         loss = trainer.step(*images.batch(step))
-        _synchronize(device)
+        synchronize(device)
         took = time.perf_counter() - started
         warming = " (warm-up)" if step < options.warmup else ""
         rate, memory = f"{samples / took:.3g} images/s", f"{peak_mib(device):,.0f} MiB"
@@ -88,22 +88,3 @@ def _measured(
     own: dict[str, Any] = {**asdict(mean(breakdowns)), "peak_mib": peak_mib(device)}
     own["sent_bytes"] = asdict(counted(log.calls))
     return Measured(losses, seconds, shared(own, comm, device))
-
-
-def _device(asked: str | None, comm: Communicator) -> torch.device:
-    """NCCL binds a GPU to each rank; others share those that there are."""
-    nccl = torch.distributed.is_initialized() and torch.distributed.get_backend() == "nccl"
-    if asked == "cpu" or (asked is None and not torch.cuda.is_available()):
-        return torch.device("cpu")
-    if nccl or (asked is None and comm.size > 1):
-        return torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
-    device = torch.device(asked or "cuda")
-    if device.index is not None:
-        return device
-    local_rank = int(os.environ.get("LOCAL_RANK", comm.rank))
-    return torch.device("cuda", local_rank % torch.cuda.device_count())
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -14,6 +14,7 @@ EVERY = 5.0
 
 class Progress(Protocol):
     def step(self, number: int, facts: str) -> None: ...
+    def say(self, line: str) -> None: ...
     def close(self) -> None: ...
 
 
@@ -28,20 +29,26 @@ class Lines:
         now = time.monotonic()
         if now - self._last >= self._every or number in (1, self._total):
             self._last = now
-            print(f"step {number:>{len(str(self._total))}} of {self._total}  {facts}", flush=True)
+            self.say(f"step {number:>{len(str(self._total))}} of {self._total}  {facts}")
+
+    def say(self, line: str) -> None:
+        print(line, flush=True)
 
     def close(self) -> None:
         return None
 
 
 class Bar:
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int, done: int = 0) -> None:
         tqdm: Any = importlib.import_module("tqdm")
-        self._bar = tqdm.tqdm(total=total, unit="step", dynamic_ncols=True)
+        self._bar = tqdm.tqdm(total=total, initial=done, unit="step", dynamic_ncols=True)
 
     def step(self, number: int, facts: str) -> None:
         self._bar.set_postfix_str(facts, refresh=False)
         self._bar.update()
+
+    def say(self, line: str) -> None:
+        self._bar.write(line)
 
     def close(self) -> None:
         self._bar.close()
@@ -51,15 +58,18 @@ class Silent:
     def step(self, number: int, facts: str) -> None:
         return None
 
+    def say(self, line: str) -> None:
+        return None
+
     def close(self) -> None:
         return None
 
 
-def progress(rank: int, total: int, verbose: bool) -> Progress:
+def progress(rank: int, total: int, verbose: bool, done: int = 0) -> Progress:
     if rank:
         return Silent()
     if verbose:
         return Lines(total, every=0)
     if sys.stderr.isatty() and importlib.util.find_spec("tqdm"):
-        return Bar(total)
+        return Bar(total, done)
     return Lines(total)

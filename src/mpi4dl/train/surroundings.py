@@ -40,6 +40,13 @@ def check_surroundings(options: Namespace, started: Started | None, ranks: int) 
         _check_port(os.environ.get("MASTER_PORT"), started)
 
 
+def share_threads(started: Started | None) -> None:
+    """The cores of a machine are for all ranks on it, unless the launcher said so already."""
+    if started is not None and "OMP_NUM_THREADS" not in os.environ:
+        cores = len(os.sched_getaffinity(0))
+        torch.set_num_threads(max(1, cores // (started.local_size or started.size)))
+
+
 def _check_device(device: str | None) -> None:
     if device is None:
         return
