@@ -10,12 +10,18 @@ mpi4dl.sync_gradients(model)
 from .comm.gradients import sync_gradients
 from .comm.launch import init, shutdown
 from .errors import (
+    CheckpointError,
+    DamagedFile,
+    DataError,
     GeometryError,
     LaunchError,
     LayoutMismatch,
     Mpi4dlError,
+    NonFiniteError,
     PlanError,
+    RankLost,
     UnsupportedOperator,
+    UsageError,
 )
 from .geometry import Box, Interval, Layout
 from .pipeline import Plan, Trainer
@@ -25,6 +31,9 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Box",
+    "CheckpointError",
+    "DamagedFile",
+    "DataError",
     "FusedHalo",
     "GeometryError",
     "Interval",
@@ -32,11 +41,14 @@ __all__ = [
     "Layout",
     "LayoutMismatch",
     "Mpi4dlError",
+    "NonFiniteError",
     "Plan",
     "PlanError",
+    "RankLost",
     "Tile",
     "Trainer",
     "UnsupportedOperator",
+    "UsageError",
     "fused_halo",
     "init",
     "shard",

@@ -57,13 +57,18 @@ def test_the_tutorial_from_two_folders_to_a_picture(tmp_path, monkeypatch):
     losses = [line["loss"] for line in lines if line["kind"] == "step"]
     assert len(losses) == 15
     assert losses[-1] < 0.85 * losses[0], "it learns"
+    ranks = next(line["ranks"] for line in reversed(lines) if line["kind"] == "ranks")
+    stored = sum(file.stat().st_size for file in Path("slides").glob("*.tif")) / 2**20
+    assert all(0 < rank["read_mib"] for rank in ranks)
+    assert sum(rank["read_mib"] for rank in ranks) <= 3 * 4 * stored, "at most all, every epoch"
     mask = tifffile.imread("found/unseen.tif")
     assert mask.shape == (311, 402)
     picture = np.asarray(Image.open("prediction.png"))
     assert picture.shape == (311, 804, 3)
     changed = (picture[:, :402] != picture[:, 402:]).any(-1)
     np.testing.assert_array_equal(changed, mask == 1)
-    assert "<svg" in Path("runs/nuclei/report.html").read_text(encoding="utf-8")
+    page = Path("runs/nuclei/report.html").read_text(encoding="utf-8")
+    assert "read from files by each rank" in page
 
 
 def test_the_reference_is_complete():

@@ -82,6 +82,20 @@ class Typed:
         return torch.as_tensor(self._images[where]).to(self.dtype)
 
 
+def read_from_files(*sources: Batches | None) -> dict[str, float]:
+    """What this rank has read, for its log: nothing where batches come from elsewhere."""
+    found = [source.loader.reading() for source in sources if isinstance(source, Loaded)]
+    read, used = sum(r.bytes_read for r in found), sum(r.bytes_used for r in found)
+    if not read:
+        return {}
+    decoded = sum(r.bytes_decoded for r in found)
+    return {
+        "read_mib": read / 2**20,
+        "read_amplification": decoded / used if used else 0.0,
+        "waited_for_data": sum(r.waited for r in found),
+    }
+
+
 # ── from a configuration ─────────────────────────────────────────────────────────────────────────
 
 

@@ -22,7 +22,7 @@ from ..interruption import interruptible
 from ..memory import peak_mib
 from ..progress import Progress, progress
 from ..timed import Log, timed
-from .batches import Batches, Typed, batches
+from .batches import Batches, Typed, batches, read_from_files
 from .ema import Average
 from .gallery import Gallery, all_of
 from .keeping import AVERAGE, Keeping, Position
@@ -159,6 +159,8 @@ class Fitting:
     def run(self) -> Result:
         while not self._done():
             self._epoch()
+        if self._breakdowns:  # of an epoch that was not finished
+            self._summarize()
         self.result.reason = self._reason()
         self.result.requeue = self.trainer.stopping and self.trainer.last_nonfinite is None
         self.keeping.finish(self._progress())
@@ -312,8 +314,10 @@ class Fitting:
             write_trace(Path(self.configuration.folder) / TRACE, trace)
 
     def _summarize(self) -> None:
-        """Where the time of this epoch's steps went on each rank, and its memory. Collective."""
+        """Where the time of this epoch's steps went on each rank, its memory, and what it has read
+        from files since the run began. Collective."""
         own = {**asdict(mean(self._breakdowns)), "peak_mib": peak_mib(self.device)}
+        own |= read_from_files(self.training, self.evaluation)
         self._breakdowns.clear()
         everyone = shared(own, self.comm, self.device)
         self.records.write("ranks", self.position.steps, {"ranks": everyone})

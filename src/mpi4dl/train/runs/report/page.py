@@ -78,7 +78,11 @@ def _body(folder: Path, log: Sequence[dict[str, Any]]) -> Iterator[str]:
         memory = [{"peak": rank["peak_mib"]} for rank in ranks]
         times = stacked_bars(parts, "s", "a step, where its time went")
         bars = stacked_bars(memory, "MiB", "peak memory of each rank")
-        yield f'<div class="grid2">{times}{bars}</div>'
+        read = ""
+        if all("read_mib" in rank for rank in ranks):
+            files = [{"read": rank["read_mib"]} for rank in ranks]
+            read = stacked_bars(files, "MiB", "read from files by each rank")
+        yield f'<div class="grid2">{times}{bars}{read}</div>'
     trace = folder / TRACE
     if trace.exists():
         yield "<h2>A step</h2>"
@@ -129,6 +133,8 @@ def _facts(
     if ranks:
         facts["ranks"] = str(len(ranks))
         facts["peak MiB of a rank"] = f"{max(rank['peak_mib'] for rank in ranks):,.0f}"
+        if all("read_mib" in rank for rank in ranks):
+            facts["MiB read by a rank, at most"] = f"{max(r['read_mib'] for r in ranks):,.3g}"
     for name, value in facts.items():
         yield f"<div><b>{escape(value)}</b><span>{escape(name)}</span></div>"
 
