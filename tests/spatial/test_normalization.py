@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from mpi4dl.spatial.channel_norm import moments_by_pieces
 from support.exactness import (
     Constant,
     assert_exact,
@@ -161,6 +162,14 @@ def test_float32_keeps_the_digits_that_one_process_keeps(norm, mean, grid):
     rounding = max(mean, 1) * 2**-23
     for name, error in rounding_errors(on_tiles(norm, [x], grid), exact).items():
         assert error <= 2 * one_process[name] + rounding, name
+
+
+@pytest.mark.parametrize("shape", [(1, 64, 128, 256), (2, 32, 61, 77)], ids=str)
+def test_a_large_mean_in_float32_is_off_by_its_own_rounding(shape):
+    x = rand(*shape, dtype=torch.float32) + 1000
+    mean, _ = moments_by_pieces(x)
+    half_a_unit = 2**-15  # in the last place of 1000
+    assert (mean.double() - x.double().mean((0, 2, 3))).abs().max() <= 1.25 * half_a_unit
 
 
 def test_too_few_values_is_an_error_on_every_rank():

@@ -173,22 +173,24 @@ def _own_moments(x: Tensor, over: Statistics) -> tuple[Tensor, Tensor]:
     if over.counts[over.comm.rank] == 0 or x.is_meta:  # PyTorch has no meta kernel for it
         return x.new_zeros(x.shape[1]), x.new_zeros(x.shape[1])
     if x.is_cpu and x.ndim > 2 and x.stride(1) > x.stride(-1):
-        return _moments_by_pieces(x)
+        return moments_by_pieces(x)
     mean, var = torch.batch_norm_update_stats(x, None, None, 0.0)
     return mean, var
 
 
-def _moments_by_pieces(x: Tensor) -> tuple[Tensor, Tensor]:
+def moments_by_pieces(x: Tensor) -> tuple[Tensor, Tensor]:
     """The same, some channels at a time, whose deviations from the mean stay in the cache.
 
     PyTorch's kernel for such memory on CPUs adds up one number after the other, and takes three
-    times as long. A mean of the means of rows loses no more digits than storing it does.
+    times as long. Rows are added up in the dtype of x, and the rows in float64, as there.
     """
     channels, dims = x.shape[1], [d for d in range(x.ndim) if d != 1]
-    most = max(1, _PIECE * channels // (x.numel() * x.element_size()))
+    cells = x.numel() // channels
+    most = max(1, _PIECE // (cells * x.element_size()))
     means, squares = [], []
     for piece in x.split(most, 1):
-        mean = piece.mean(-1, keepdim=True).mean(dims[:-1], keepdim=True)
+        rows = piece.sum(-1, keepdim=True).sum(dims[:-1], keepdim=True, dtype=torch.float64)
+        mean = rows.div_(cells).to(x.dtype)
         means.append(mean)
         squares.append((piece - mean).square_().mean(dims, keepdim=True))
     return torch.cat(means, 1).view(channels), torch.cat(squares, 1).view(channels)

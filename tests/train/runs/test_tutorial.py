@@ -59,7 +59,7 @@ def test_the_tutorial_from_two_folders_to_a_picture(tmp_path, monkeypatch):
     assert losses[-1] < 0.85 * losses[0], "it learns"
     ranks = next(line["ranks"] for line in reversed(lines) if line["kind"] == "ranks")
     stored = sum(file.stat().st_size for file in Path("slides").glob("*.tif")) / 2**20
-    assert all(0 < rank["read_mib"] for rank in ranks)
+    assert all(rank["read_mib"] > 0 for rank in ranks)
     assert sum(rank["read_mib"] for rank in ranks) <= 3 * 4 * stored, "at most all, every epoch"
     mask = tifffile.imread("found/unseen.tif")
     assert mask.shape == (311, 402)
