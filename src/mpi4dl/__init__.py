@@ -19,6 +19,7 @@ from .errors import (
 )
 from .geometry import Box, Interval, Layout
 from .pipeline import Plan, Trainer
+from .planner import plan
 from .spatial import FusedHalo, Tile, fused_halo, shard, spatial_op, wrap
 
 __version__ = "0.1.0"
@@ -39,6 +40,7 @@ __all__ = [
     "UnsupportedOperator",
     "fused_halo",
     "init",
+    "plan",
     "shard",
     "shutdown",
     "spatial_op",
