@@ -92,13 +92,15 @@ class StageLayers:
             units = [FusedHalo(_row(group)) for group in _groups(units, fused)]
         # As many layers again as were asked for, in whole units.
         size = max(1, again // fused) if fused else again
-        self._calls: list[Callable[[Any], Any]] = (
+        self.units: list[Callable[[Any], Any]] = (
             [_Recomputed(_row(group)) for group in _groups(units, size)] if again else list(units)
         )
+        """What is called, one after the other."""
+        self.layers_of_a_unit = max(1, fused) * max(1, size)
 
     def __call__(self, value: Any) -> Any:
         with self.precision():
-            for call in self._calls:
+            for call in self.units:
                 value = call(value)
         return value
 

@@ -1,0 +1,1 @@
+"""Will it fit, how fast, which layout: plans judged before anything is trained."""

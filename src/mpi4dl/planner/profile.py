@@ -1,0 +1,185 @@
+"""A model's costs in any plan, by dry runs: nothing is allocated, and nothing is guessed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..geometry import Box, Layout
+from ..pipeline.arrangement import Arrangement, Signature, arriving, feeding, labelling
+from ..pipeline.description import Description, Leaf, described, rearranged
+from ..pipeline.layers import named_layers
+from ..pipeline.partition import partition
+from ..pipeline.plan import Plan
+from ..pipeline.stage import StageLayers
+from ..schedule import Kind
+from ..spatial.tile import Tile
+from ..spatial.twin import meta_twin
+from .costs import StageCosts
+from .recorder import DryCommunicator, Workspace, dry
+from .trace import Trace, traced
+from .workspace import cpu_workspace
+
+_META = torch.device("meta")
+
+
+@dataclass(frozen=True)
+class _Key:
+    """What a unit's trace depends on."""
+
+    layers: tuple[int, int]
+    loss: bool
+    fused: bool
+    again: int
+    split: bool
+    incoming: tuple[Any, ...]
+    rank: int
+    ranks: int
+
+
+class Profile:
+    """Of a model for images of a shape, `(channels, height, width)` or with other dimensions."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        image: Sequence[int],
+        split_points: Sequence[str] | None = None,
+        workspace: Workspace = cpu_workspace,
+        loss: bool = True,
+    ) -> None:
+        self.image = tuple(image)
+        self._model = meta_twin(model)
+        self._split_points = split_points
+        self.layers = [layer for _, layer in named_layers(self._model, split_points)]
+        self._workspace, self._loss = workspace, loss
+        self._traces: dict[_Key, Trace] = {}
+
+    def balanced(self, plan: Plan) -> Plan:
+        """With the layers of every stage."""
+        stages = partition(self._model, plan, self._split_points, example=(1, *self.image))
+        return replace(plan, balance=tuple(map(len, stages)))
+
+    def stages(self, plan: Plan, samples: int) -> tuple[StageCosts, ...]:
+        """Of micro-batches of so many samples, on the busiest rank of each stage."""
+        assert plan.balance is not None
+        split = any(a.kind is Kind.WEIGHT for _, a in plan.make_schedule())
+        shape = (samples, *self.image)
+        signature = Signature(samples, len(self.image) - 1, True, ())
+        whole, _ = described(torch.empty(shape, device=_META))
+        before = feeding(plan, 0, shape, signature.image_dims)
+        incoming = _arranged(whole, [before])
+        stages: list[StageCosts] = []
+        first = 0
+        for stage, count in enumerate(plan.balance):
+            costs = self._stage(plan, stage, (first, first + count), incoming, split)
+            stages.append(costs)
+            first += count
+            if stage < plan.split_size - 1:
+                out = costs.outgoing
+                lies = [
+                    arriving(plan, stage + 1, leaf.shape, leaf.before, signature)
+                    for leaf in out.tensors
+                ]
+                incoming = _arranged(out, lies)
+        return tuple(stages)
+
+    def _stage(
+        self, plan: Plan, stage: int, layers: tuple[int, int], incoming: Description, split: bool
+    ) -> StageCosts:
+        module = nn.Sequential(*self.layers[slice(*layers)])
+        called = StageLayers(plan, stage, module, _META)
+        size = called.layers_of_a_unit
+        comm = dry(_busiest(plan, stage, self.image), plan.tiles(stage))
+        again = int(plan.checkpoint_activations)
+        units = []
+        value = incoming
+        for number, unit in enumerate(called.units):
+            start = layers[0] + number * size
+            key = _Key(
+                (start, min(start + size, layers[1])),
+                False,
+                plan.halo_d2 and stage < plan.spatial_size,
+                again,
+                split and not again,
+                _form(value),
+                comm.rank,
+                comm.size,
+            )
+            parameters = _trained(self.layers[slice(*key.layers)])
+            units.append(self._trace(key, unit, parameters, value, comm))
+            value = units[-1].description
+        if stage == plan.split_size - 1 and self._loss:
+            key = replace(key, layers=(-1, -1), loss=True, incoming=_form(value))
+            units.append(self._trace(key, _loss(comm), [], value, comm))
+        stays = any(leaf.wants_gradient for leaf in incoming.tensors)
+        return StageCosts(tuple(units), incoming, stays)
+
+    def _trace(
+        self,
+        key: _Key,
+        unit: Callable[[Any], Any],
+        parameters: Sequence[Tensor],
+        value: Description,
+        comm: DryCommunicator,
+    ) -> Trace:
+        if key not in self._traces:
+            self._traces[key] = traced(
+                unit, parameters, value, comm, split=key.split, workspace=self._workspace
+            )
+        return self._traces[key]
+
+
+def _arranged(value: Description, lies: Sequence[Arrangement | None]) -> Description:
+    rest = iter(lies)
+    leaves = tuple(
+        replace(leaf, before=next(rest)) if isinstance(leaf, Leaf) else leaf
+        for leaf in value.leaves
+    )
+    return Description(value.structure, leaves)
+
+
+def _form(value: Description) -> tuple[Any, ...]:
+    return (str(value.structure), value.leaves)
+
+
+def _trained(layers: Sequence[nn.Module]) -> list[Tensor]:
+    unique = {id(p): p for layer in layers for p in layer.parameters() if p.requires_grad}
+    return list(unique.values())
+
+
+def _busiest(plan: Plan, stage: int, image: tuple[int, ...]) -> int:
+    """The tile with the most pixels; of several, the one with the most neighbours."""
+    if plan.tiles(stage) == 1 or stage >= plan.spatial_size:
+        return 0
+    layout: Layout = plan.layout(stage, image[1:])
+    whole = Box.full(layout.size)
+
+    def busy(rank: int) -> tuple[int, int]:
+        box = layout.boxes[rank]
+        pairs = list(zip(box.intervals, whole.intervals, strict=True))
+        return box.volume, sum((i.start > o.start) + (i.stop < o.stop) for i, o in pairs)
+
+    return max(range(layout.ranks), key=busy)
+
+
+def _loss(comm: DryCommunicator) -> Callable[[Any], Tensor]:
+    """Cross entropy, of classes or of the classes of pixels: what most train with."""
+
+    def loss(value: Any) -> Tensor:
+        if not isinstance(value, Tensor) or value.ndim < 2:
+            return value.sum() if isinstance(value, Tensor) else torch.empty((), device=_META)
+        (leaf,) = described(value)[0].tensors
+        shape = (value.shape[0], *value.shape[2:])
+        lies = labelling(shape, ((leaf.shape, leaf.before),))
+        local = shape if lies is None else lies.boxes(shape)[comm.rank].shape
+        labels = torch.empty(local, dtype=torch.int64, device=_META)
+        target = rearranged(labels, lies, lies, comm) if isinstance(value, Tile) else labels
+        return F.cross_entropy(value, target)
+
+    return loss
