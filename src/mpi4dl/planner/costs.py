@@ -29,6 +29,8 @@ class StageCosts:
     incoming: Description
     entrance_stays: bool
     """Whether the input is held anyway, as a leaf that gets a gradient."""
+    later: bool = False
+    """In a schedule of split backwards: nobody waits for this one, and all of it is weights."""
 
     @property
     def outgoing(self) -> Description:
@@ -58,6 +60,17 @@ class StageCosts:
         return sum(size for where, size, kept in self._classes if 0 in where and kept)
 
     @cached_property
+    def entrance_gradient(self) -> int:
+        """Of the inputs that want one."""
+        leaves = zip(self.incoming.tensors, self.units[0].inputs, strict=True)
+        return sum(end.bytes for leaf, end in leaves if leaf.wants_gradient)
+
+    @cached_property
+    def exit_gradient(self) -> int:
+        leaves = zip(self.outgoing.tensors, self.units[-1].outputs, strict=True)
+        return sum(end.bytes for leaf, end in leaves if leaf.wants_gradient)
+
+    @cached_property
     def gradients(self) -> int:
         return sum(unit.gradients for unit in self.units)
 
@@ -69,22 +82,29 @@ class StageCosts:
             for number, unit in enumerate(self.units)
         )
 
-    def backward_peak(self, part: int, first: bool) -> int:
+    def backward_peak(self, part: int, first: bool, flat: bool = False) -> int:
         """Above what there was after forward. Part 0 is all of it, or that of the inputs.
 
-        `first`: no gradients are there yet, and each unit leaves those of its parameters.
+        `first`: no gradients are there yet, and each unit leaves those of its parameters. `flat`:
+        each unit's gradients are put together at once, to be added up.
         """
         peaks, above = [], 0
         for number in reversed(range(len(self.units))):
             unit = self.units[number]
             now = unit.backward[min(part, len(unit.backward) - 1)]
-            freed = 0 if self.splits else self.kept - self._kept_until(number + 1)
-            peaks.append(above - freed + (now.peak if first else now.peak_again))
-            if first and (part or not self.splits):
-                above += unit.gradients
-            elif self.splits and part == 0:
+            freed = 0 if self.stays else self.kept - self._kept_until(number + 1)
+            held = self.exit_gradient if part == 0 and number < len(self.units) - 1 else 0
+            peaks.append(held + above - freed + (now.peak if first else now.peak_again))
+            if part == 0 and self.splits:
                 above += now.left
+            else:
+                above += unit.gradients * (first + flat)
         return max(peaks)
+
+    @property
+    def stays(self) -> bool:
+        """Whether what is kept for backward is kept to its end."""
+        return self.splits or self.later
 
     @cached_property
     def held_between_parts(self) -> int:

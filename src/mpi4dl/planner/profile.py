@@ -93,10 +93,12 @@ class Profile:
         self, plan: Plan, stage: int, layers: tuple[int, int], incoming: Description, split: bool
     ) -> StageCosts:
         module = nn.Sequential(*self.layers[slice(*layers)])
+        later = split and not any(leaf.wants_gradient for leaf in incoming.tensors)
+        again = int(plan.checkpoint_activations)
+        split = split and not later and not again
         called = StageLayers(plan, stage, module, _META)
         size = called.layers_of_a_unit
         comm = dry(_busiest(plan, stage, self.image), plan.tiles(stage))
-        again = int(plan.checkpoint_activations)
         units = []
         value = incoming
         for number, unit in enumerate(called.units):
@@ -106,7 +108,7 @@ class Profile:
                 False,
                 plan.halo_d2 and stage < plan.spatial_size,
                 again,
-                split and not again,
+                split,
                 _form(value),
                 comm.rank,
                 comm.size,
@@ -118,7 +120,7 @@ class Profile:
             key = replace(key, layers=(-1, -1), loss=True, incoming=_form(value))
             units.append(self._trace(key, _loss(comm), [], value, comm))
         stays = any(leaf.wants_gradient for leaf in incoming.tensors)
-        return StageCosts(tuple(units), incoming, stays)
+        return StageCosts(tuple(units), incoming, stays, later and not again)
 
     def _trace(
         self,

@@ -146,7 +146,7 @@ class _Borrowed:
             self._recorder.record.events.append((self._number, -self._size))
 
 
-_FREE = ("empty", "detach", "alias", "_reshape_alias", "lift_fresh", "set_", "_unsafe_view")
+_FREE = ("empty", "new_empty", "detach", "alias", "_reshape_alias", "lift_fresh", "_unsafe_view")
 
 
 def _operator(

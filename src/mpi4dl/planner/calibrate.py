@@ -1,0 +1,117 @@
+"""`mpi4dl calibrate`: a file that describes this machine, as a device and as a cluster of one node."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, astuple
+from pathlib import Path
+from typing import Any
+
+from ..comm.local_ranks import run_local_ranks
+from ..errors import LaunchError
+from .cluster import Cluster, Link, cluster_of
+from .device import Curve, Device, on, save
+from .recorder import Convolution
+
+_PER_NODE = 64  # as many ranks as may be started on one machine; more than cores share them
+
+
+def calibrate(path: str, extra: Sequence[Convolution] = ()) -> tuple[Device, Cluster]:
+    """Measure, and write the file. `extra`: convolutions that are measured as they are."""
+    cores = len(os.sched_getaffinity(0))
+    ranks = max(1, min(cores, 8))
+    found = _run(ranks, {"convolutions": [astuple(c) for c in extra]})
+    crowded = _run(2 * ranks, {"curves": found["curves"]}) if ranks == cores else None
+    device, cluster = described(found, crowded, cores)
+    save(device, path, {"cluster": asdict(cluster)})
+    return device, cluster
+
+
+def _run(ranks: int, given: dict[str, Any]) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        task, answer = Path(folder) / "task.json", Path(folder) / "answer.json"
+        task.write_text(json.dumps(given), encoding="utf-8")
+        program = [sys.executable, "-m", "mpi4dl.planner.calibration_ranks"]
+        code = run_local_ranks(ranks, [*program, str(task), str(answer)], speaker=0)
+        if code or not answer.exists():
+            raise LaunchError(f"the ranks that measure ended with code {code}: see above")
+        found: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
+    return found
+
+
+def described(
+    found: dict[str, Any], crowded: dict[str, Any] | None, cores: int
+) -> tuple[Device, Cluster]:
+    curves = {name: _curve(points) for name, points in found["curves"].items()}
+    links = found.get("links")
+    exchange = _curve(links["exchange"]) if links else ((8.0, 1e-5), (2.0**24, 5e-3))
+    reduce = _curve(links["reduce"]) if links else exchange
+    inside = Link(exchange[0][1], _rate(exchange))
+    talks = found.get("tile talks", 0)
+    tile = found.get("tiles", 0.0) - talks * (reduce[0][1] + exchange[0][1]) / 2
+    late = 0.0
+    if crowded is not None:
+        # Their operators take their turns on the cores; what is beyond that is waiting.
+        beyond = crowded["tiles"] / 2 - tile
+        late = max(0.0, beyond / crowded["tile talks"] - reduce[0][1])
+    device = Device(
+        name=platform.node(),
+        kind="cpu",
+        memory=_memory() // max(1, cores),
+        flops=_flops(curves),
+        bandwidth=_rate(curves["add"]),
+        launch=curves["add"][0][1],
+        convolution=1.0,
+        streaming=1.0,
+        runtime=int(found["runtime"]),
+        fault=found["fault"],
+        python=found["python"],
+        tile_python=max(found["python"], tile / max(1, found.get("tile operators", 1))),
+        step=found.get("step", 1e-3),
+        curves=curves,
+        about=f"measured on {cores} cores, {platform.machine()}, one thread a rank",
+    )
+    cluster = Cluster(
+        ranks_per_node=_PER_NODE,
+        inside=inside,
+        between=inside,
+        cores=cores,
+        copies=True,
+        reduce_latency=reduce[0][1],
+        alone=found.get("alone", 1.0),
+        crowded_latency=late,
+        overlap=False,
+    )
+    return device, cluster
+
+
+def load_machine(path: str) -> tuple[Device, Cluster]:
+    """Both, from a file that `calibrate` has written."""
+    from .device import load
+
+    data = json.loads(Path(path).read_text(encoding="utf-8"))
+    return load(path), cluster_of(data["cluster"])
+
+
+def _curve(points: Sequence[Sequence[float]]) -> Curve:
+    return tuple((float(size), float(took)) for size, took in points)
+
+
+def _rate(curve: Curve) -> float:
+    """Bytes a second of what is large."""
+    return curve[-1][0] / curve[-1][1]
+
+
+def _flops(curves: dict[str, Curve]) -> float:
+    name = "conv forward 3x3/1 g1 256>256"
+    pixels = 56.0**2
+    return 2 * 9 * 256 * 256 * pixels / on(curves[name], pixels)
+
+
+def _memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,0 +1,190 @@
+"""`python -m mpi4dl.planner.calibration_ranks`: run as one rank on each core by `mpi4dl calibrate`.
+
+Rank 0 writes what they have found to a file.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..comm.communicator import Communicator
+from ..comm.launch import init
+from ..pipeline import Plan, Trainer
+from .calibration import convolutions, elementwise, fault, generic, keep_memory, seconds
+from .costs import StageCosts
+from .device import Device
+from .profile import Profile
+from .recorder import Convolution
+
+_MESSAGES = (2, 2**10, 2**14, 2**18, 2**20, 2**22)
+"""Numbers of float32."""
+
+
+def network(width: int, depth: int = 12) -> nn.Sequential:
+    """Something of everything, small: what it takes is what operators cost beside their work."""
+    first = [nn.Conv2d(3, width, 7, 2, 3), nn.BatchNorm2d(width), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
+    layers = [nn.Sequential(*first)]
+    for _ in range(depth):
+        conv = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        layers.append(nn.Sequential(conv, nn.BatchNorm2d(width), nn.ReLU(inplace=True)))
+    layers.append(nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 10)))
+    return nn.Sequential(*layers)
+
+
+def resident(kind: str = "VmRSS") -> int:
+    """Bytes; 0 where the system does not say."""
+    status = Path("/proc/self/status")
+    found = re.search(rf"{kind}:\s+(\d+) kB", status.read_text()) if status.exists() else None
+    return int(found[1]) * 1024 if found else 0
+
+
+def runtime() -> int:
+    """Bytes that training needs beside its tensors: libraries loaded late, compiled kernels."""
+    before = resident()
+    step = training(Plan(replicas=init().size), 32, init().size)
+    for _ in range(3):
+        step()
+    return max(0, resident() - before)
+
+
+def training(plan: Plan, size: int, batch: int) -> Any:
+    torch.manual_seed(0)
+    optimizer = partial(torch.optim.SGD, lr=1e-3, momentum=0.9)
+    trainer = Trainer(network(16), plan, loss=F.cross_entropy, optimizer=optimizer)
+    images, labels = torch.rand(batch, 3, size, size), torch.zeros(batch, dtype=torch.int64)
+    return lambda: trainer.step(images, labels)
+
+
+def overheads(comm: Communicator, device: Device) -> dict[str, float]:
+    """Of operators, plain and of tiles, and of a step."""
+    size = 64
+    profile = Profile(network(16), (3, size, size))
+    images, labels = torch.rand(1, 3, size, size), torch.zeros(1, dtype=torch.int64)
+    model = network(16)
+
+    def plain() -> None:
+        F.cross_entropy(model(images), labels).backward()
+
+    (costs,) = profile.stages(profile.balanced(Plan()), 1)
+    alone = seconds(plain, 0.2)
+    python = max(0.0, alone - _work(costs, device)) / _count(costs)
+    found = {"python": python}
+    if comm.size > 1:
+        replicas = training(Plan(replicas=comm.size), size, comm.size)
+        whole = _together(replicas, comm, 20)
+        found["step"] = max(0.0, whole - alone)
+        plan = profile.balanced(Plan(num_spatial_parts=comm.size, slice_method="horizontal"))
+        tiled = _together(training(plan, size, 1), comm, 20) - found["step"]
+        (costs,) = profile.stages(plan, 1)
+        talks = sum(sum(costs.talks(part).values()) for part in (None, 0))
+        found["tiles"] = max(0.0, tiled - _work(costs, device))
+        found["tile operators"], found["tile talks"] = _count(costs), talks
+    return found
+
+
+def _work(costs: StageCosts, device: Device) -> float:
+    return sum(
+        device.seconds(op) * n for part in (None, 0) for op, n in costs.operators(part).items()
+    )
+
+
+def _count(costs: StageCosts) -> int:
+    return sum(sum(costs.operators(part).values()) for part in (None, 0))
+
+
+def _together(do: Any, comm: Communicator, rounds: int) -> float:
+    """The median of rounds in which all ranks take part."""
+    took = []
+    for _ in range(rounds + 2):
+        comm.all_reduce(torch.zeros(1))
+        started = time.perf_counter()
+        do()
+        took.append(time.perf_counter() - started)
+    return statistics.median(took[2:])
+
+
+def links(comm: Communicator) -> dict[str, list[tuple[float, float]]]:
+    """Exchanges with a neighbour and all-reduces: seconds for so many bytes."""
+    found: dict[str, list[tuple[float, float]]] = {"exchange": [], "reduce": []}
+    other = comm.rank ^ 1
+    for count in _MESSAGES:
+        mine, theirs = torch.ones(count), torch.empty(count)
+
+        def exchange(mine: Tensor = mine, theirs: Tensor = theirs) -> None:
+            if other < comm.size:
+                comm.start([(other, mine)], [(other, theirs)]).wait()
+
+        rounds = 200 if count < 2**18 else 20
+        found["exchange"].append((4.0 * count, _together(exchange, comm, rounds)))
+        found["reduce"].append((4.0 * count, _together(partial(comm.all_reduce, mine), comm, rounds)))
+    return found
+
+
+def alone(comm: Communicator, curves: dict[str, Any]) -> float:
+    """How long kernels take where the other cores rest, relative to where they work."""
+    few = [c for c in generic() if c.weight[0] == 64 and c.stride == (1, 1)][-2:]
+    ratios = []
+    if comm.rank == 0:
+        for name, curve in convolutions(few).items():
+            busy = dict(curves[name])
+            ratios += [took / busy[size] for size, took in curve]
+        for name, curve in elementwise(("add", "native_batch_norm")):
+            ratios += [took / was for (_, took), (_, was) in zip(curve, curves[name], strict=True)]
+    else:
+        time.sleep(1.0)
+    comm.all_reduce(torch.zeros(1))
+    return min(1.0, statistics.median(ratios)) if ratios else 1.0
+
+
+def measured(comm: Communicator, wanted: list[Convolution]) -> dict[str, Any]:
+    found: dict[str, Any] = {"fault": fault(), "runtime": runtime()}
+    keep_memory()
+    comm.all_reduce(torch.zeros(1))
+    curves: dict[str, Any] = dict(elementwise())
+    comm.all_reduce(torch.zeros(1))
+    curves |= convolutions([*generic(), *wanted])
+    comm.all_reduce(torch.zeros(1))
+    found |= {"curves": curves, "alone": alone(comm, curves) if comm.size > 1 else 1.0}
+    if comm.size > 1:
+        found["links"] = links(comm)
+    return found | overheads(comm, _known(curves))
+
+
+def _known(curves: dict[str, Any]) -> Device:
+    return Device("this", "cpu", 1, 1e11, 1e10, 1e-6, curves=curves)
+
+
+def crowded(comm: Communicator, curves: dict[str, Any]) -> dict[str, Any]:
+    """With more ranks than cores: what messages and tiles cost then."""
+    return {"links": links(comm), **overheads(comm, _known(curves))}
+
+
+def main() -> None:
+    comm = init()
+    torch.set_num_threads(1)
+    given = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    if "curves" in given:
+        found = crowded(comm, given["curves"])
+    else:
+        wanted = [
+            Convolution(*(tuple(v) if isinstance(v, list) else v for v in values))
+            for values in given["convolutions"]
+        ]
+        found = measured(comm, wanted)
+    if comm.rank == 0:
+        Path(sys.argv[2]).write_text(json.dumps(found), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
