@@ -54,11 +54,7 @@ def described(
     inside = Link(exchange[0][1], _rate(exchange))
     talks = found.get("tile talks", 0)
     tile = found.get("tiles", 0.0) - talks * (reduce[0][1] + exchange[0][1]) / 2
-    late = 0.0
-    if crowded is not None:
-        # Their operators take their turns on the cores; what is beyond that is waiting.
-        beyond = crowded["tiles"] / 2 - tile
-        late = max(0.0, beyond / crowded["tile talks"] - reduce[0][1])
+    late, slower = _crowded(crowded, tile / max(1, found.get("tile operators", 1)), reduce[0][1])
     device = Device(
         name=platform.node(),
         kind="cpu",
@@ -84,10 +80,25 @@ def described(
         copies=True,
         reduce_latency=reduce[0][1],
         alone=found.get("alone", 1.0),
+        crowded=slower,
         crowded_latency=late,
         overlap=False,
     )
     return device, cluster
+
+
+def _crowded(found: dict[str, Any] | None, each: float, latency: float) -> tuple[float, float]:
+    """Of twice as many ranks as cores: what a message costs more, and how much slower tiles are.
+
+    They take turns, so everything takes twice as long; what goes beyond that is waiting.
+    """
+    if found is None:
+        return 0.0, 1.0
+    own = each * found["tile operators"]
+    beyond = found["tiles"] + found["work"] - 2 * (found["work"] + own)
+    late = max(0.0, beyond / found["tile talks"] / 2 - latency)
+    expected = 2 * (found["large work"] + own + found["tile talks"] * (late + latency))
+    return late, max(1.0, (found["large"] + found["large work"]) / expected)
 
 
 def load_machine(path: str) -> tuple[Device, Cluster]:

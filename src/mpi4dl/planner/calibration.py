@@ -10,7 +10,10 @@ import ctypes
 import statistics
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import cycle
+from math import prod
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +22,11 @@ from torch import Tensor
 from .device import Curve, signature
 from .recorder import Convolution, Operator
 
-_MOST_MAPPED, _TRIM = -4, -1  # of mallopt
+_MOST_MAPPED, _MAPPED_FROM, _TRIM = -4, -3, -1  # of mallopt
+
+_FLOAT = 4
+_CACHES = 2**26
+"""Bytes that no cache holds."""
 
 _SIZES = (2**12, 2**16, 2**19, 2**21, 2**22, 2**23, 2**24)
 """Numbers of a tensor."""
@@ -37,10 +44,19 @@ _PIXELS = (14**2, 56**2, 224**2)
 
 def keep_memory() -> None:
     """What is freed is used again, and not given back: kernels alone are measured."""
+    _allocator((_MOST_MAPPED, 0), (_TRIM, 2**31 - 1))
+
+
+def return_at_once() -> None:
+    """What is freed is given back: what is resident is in use."""
+    _allocator((_MAPPED_FROM, 2**16), (_TRIM, 2**16))
+
+
+def _allocator(*settings: tuple[int, int]) -> None:
     if sys.platform == "linux":
         libc = ctypes.CDLL(None)
-        libc.mallopt(_MOST_MAPPED, 0)
-        libc.mallopt(_TRIM, 2**31 - 1)
+        for setting in settings:
+            libc.mallopt(*setting)
 
 
 def seconds(do: Callable[[], object], least: float = 0.02, rounds: int = 3) -> float:
@@ -84,10 +100,16 @@ def elementwise(names: Collection[str] | None = None) -> Iterator[tuple[str, Cur
         points = []
         for count in _SIZES:
             side = int((count / 16) ** 0.5)
-            x = torch.rand(1, 16, side, side)
-            do, moved = make(x)
-            points.append((float(moved), seconds(do)))
+            copies = min(64, max(1, _CACHES // (4 * count)))
+            calls = [make(torch.rand(1, 16, side, side)) for _ in range(copies)]
+            points.append((float(calls[0][1]), seconds(_in_turn([do for do, _ in calls]))))
         yield name, tuple(points)
+
+
+def _in_turn(calls: Sequence[Callable[[], object]]) -> Callable[[], object]:
+    """One after the other, so that none finds its operands in a cache."""
+    turns = cycle(calls)
+    return lambda: next(turns)()
 
 
 Made = tuple[Callable[[], object], int]
@@ -206,18 +228,20 @@ def convolutions(wanted: Iterable[Convolution]) -> dict[str, Curve]:
 
 
 def _convolved(c: Convolution) -> Iterator[tuple[str, float]]:
-    x, w = torch.rand(c.inputs), torch.rand(c.weight)
     none = [0] * len(c.stride)
     rest = (c.stride, c.padding, c.dilation, c.transposed, none, c.groups)
-    out = torch.ops.aten.convolution(x, w, None, *rest)
-    yield "forward", seconds(lambda: torch.ops.aten.convolution(x, w, None, *rest))
+    w = torch.rand(c.weight)
+    size = _FLOAT * (prod(c.inputs) + c.weight[0] * c.pixels)
+    inputs = [torch.rand(c.inputs) for _ in range(min(16, max(1, _CACHES // size)))]
+    outputs = [torch.ops.aten.convolution(x, w, None, *rest) for x in inputs]
+    forward = [partial(torch.ops.aten.convolution, x, w, None, *rest) for x in inputs]
+    yield "forward", seconds(_in_turn(forward))
     for what, mask in (("input", [True, False, False]), ("weight", [False, True, False])):
-        yield (
-            what,
-            seconds(
-                lambda m=mask: torch.ops.aten.convolution_backward(out, x, w, None, *rest, m)  # type: ignore[misc]
-            ),
-        )
+        backward = [
+            partial(torch.ops.aten.convolution_backward, g, x, w, None, *rest, mask)
+            for g, x in zip(outputs, inputs, strict=True)
+        ]
+        yield what, seconds(_in_turn(backward))
 
 
 # ── memory ───────────────────────────────────────────────────────────────────────────────────────

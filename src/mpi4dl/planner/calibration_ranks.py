@@ -11,6 +11,7 @@ import statistics
 import sys
 import time
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,15 @@ from torch import Tensor, nn
 from ..comm.communicator import Communicator
 from ..comm.launch import init
 from ..pipeline import Plan, Trainer
-from .calibration import convolutions, elementwise, fault, generic, keep_memory, seconds
+from .calibration import (
+    convolutions,
+    elementwise,
+    fault,
+    generic,
+    keep_memory,
+    return_at_once,
+    seconds,
+)
 from .costs import StageCosts
 from .device import Device
 from .profile import Profile
@@ -31,15 +40,31 @@ _MESSAGES = (2, 2**10, 2**14, 2**18, 2**20, 2**22)
 """Numbers of float32."""
 
 
-def network(width: int, depth: int = 12) -> nn.Sequential:
-    """Something of everything, small: what it takes is what operators cost beside their work."""
+def network(width: int = 16, depth: int = 12) -> nn.Sequential:
+    """Small: what it takes is what operators cost beside their work."""
     first = [nn.Conv2d(3, width, 7, 2, 3), nn.BatchNorm2d(width), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
-    layers = [nn.Sequential(*first)]
-    for _ in range(depth):
-        conv = nn.Conv2d(width, width, 3, padding=1, bias=False)
-        layers.append(nn.Sequential(conv, nn.BatchNorm2d(width), nn.ReLU(inplace=True)))
-    layers.append(nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 10)))
-    return nn.Sequential(*layers)
+    layers = [nn.Sequential(*first), *(_block(width, width, 3, 1) for _ in range(depth))]
+    return nn.Sequential(*layers, _head(width))
+
+
+def varied() -> nn.Sequential:
+    """Something of everything: each kind of kernel is compiled once, and stays in memory."""
+    shapes = [(3, 1), (1, 1), (3, 2), (1, 1), (5, 1), (1, 2), (3, 1)]
+    widths = [16, 16, 24, 64, 64, 128, 128, 128, 256, 256, 256, 512, 512, 512, 512]
+    layers = [nn.Sequential(nn.Conv2d(3, 16, 7, 2, 3), nn.MaxPool2d(3, 2, 1), nn.AvgPool2d(3, 1, 1))]
+    for number, (inner, outer) in enumerate(pairwise(widths)):
+        kernel, stride = shapes[number % len(shapes)]
+        layers.append(_block(inner, outer, kernel, stride if number < 7 else 1))
+    return nn.Sequential(*layers, _head(512))
+
+
+def _block(inner: int, outer: int, kernel: int, stride: int) -> nn.Sequential:
+    conv = nn.Conv2d(inner, outer, kernel, stride, kernel // 2, bias=False)
+    return nn.Sequential(conv, nn.BatchNorm2d(outer), nn.ReLU(inplace=True))
+
+
+def _head(width: int) -> nn.Sequential:
+    return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 10))
 
 
 def resident(kind: str = "VmRSS") -> int:
@@ -49,29 +74,35 @@ def resident(kind: str = "VmRSS") -> int:
     return int(found[1]) * 1024 if found else 0
 
 
-def runtime() -> int:
+def runtime(comm: Communicator) -> int:
     """Bytes that training needs beside its tensors: libraries loaded late, compiled kernels."""
-    before = resident()
-    step = training(Plan(replicas=init().size), 32, init().size)
+    return_at_once()
+    before, size = resident(), 96
+    model = varied()
+    plan = Plan(num_spatial_parts=comm.size) if comm.size > 1 else Plan()
+    step = training(plan, size, 1, model)
     for _ in range(3):
         step()
-    return max(0, resident() - before)
+    parameters = sum(4 * p.numel() for p in model.parameters())
+    copies = 2 if comm.size == 1 else 4  # momentum; gradients of two ranks in shared memory
+    return max(0, resident() - before - copies * parameters)
 
 
-def training(plan: Plan, size: int, batch: int) -> Any:
+def training(plan: Plan, size: int, batch: int, model: nn.Module | None = None) -> Any:
     torch.manual_seed(0)
     optimizer = partial(torch.optim.SGD, lr=1e-3, momentum=0.9)
-    trainer = Trainer(network(16), plan, loss=F.cross_entropy, optimizer=optimizer)
+    trainer = Trainer(model or network(), plan, loss=F.cross_entropy, optimizer=optimizer)
     images, labels = torch.rand(batch, 3, size, size), torch.zeros(batch, dtype=torch.int64)
     return lambda: trainer.step(images, labels)
 
 
-def overheads(comm: Communicator, device: Device) -> dict[str, float]:
+def overheads(
+    comm: Communicator, device: Device, size: int = 64, width: int = 16
+) -> dict[str, float]:
     """Of operators, plain and of tiles, and of a step."""
-    size = 64
-    profile = Profile(network(16), (3, size, size))
+    profile = Profile(network(width), (3, size, size))
     images, labels = torch.rand(1, 3, size, size), torch.zeros(1, dtype=torch.int64)
-    model = network(16)
+    model = network(width)
 
     def plain() -> None:
         F.cross_entropy(model(images), labels).backward()
@@ -81,14 +112,15 @@ def overheads(comm: Communicator, device: Device) -> dict[str, float]:
     python = max(0.0, alone - _work(costs, device)) / _count(costs)
     found = {"python": python}
     if comm.size > 1:
-        replicas = training(Plan(replicas=comm.size), size, comm.size)
+        replicas = training(Plan(replicas=comm.size), size, comm.size, network(width))
         whole = _together(replicas, comm, 20)
         found["step"] = max(0.0, whole - alone)
         plan = profile.balanced(Plan(num_spatial_parts=comm.size, slice_method="horizontal"))
-        tiled = _together(training(plan, size, 1), comm, 20) - found["step"]
+        tiled = _together(training(plan, size, 1, network(width)), comm, 20 if size < 256 else 6) - found["step"]
         (costs,) = profile.stages(plan, 1)
         talks = sum(sum(costs.talks(part).values()) for part in (None, 0))
-        found["tiles"] = max(0.0, tiled - _work(costs, device))
+        found["work"] = _work(costs, device)
+        found["tiles"] = max(0.0, tiled - found["work"])
         found["tile operators"], found["tile talks"] = _count(costs), talks
     return found
 
@@ -148,7 +180,7 @@ def alone(comm: Communicator, curves: dict[str, Any]) -> float:
 
 
 def measured(comm: Communicator, wanted: list[Convolution]) -> dict[str, Any]:
-    found: dict[str, Any] = {"fault": fault(), "runtime": runtime()}
+    found: dict[str, Any] = {"fault": fault(), "runtime": runtime(comm)}
     keep_memory()
     comm.all_reduce(torch.zeros(1))
     curves: dict[str, Any] = dict(elementwise())
@@ -167,7 +199,9 @@ def _known(curves: dict[str, Any]) -> Device:
 
 def crowded(comm: Communicator, curves: dict[str, Any]) -> dict[str, Any]:
     """With more ranks than cores: what messages and tiles cost then."""
-    return {"links": links(comm), **overheads(comm, _known(curves))}
+    device = _known(curves)
+    small, large = overheads(comm, device), overheads(comm, device, 512, 48)
+    return {"links": links(comm), **small, "large": large["tiles"], "large work": large["work"]}
 
 
 def main() -> None:

@@ -50,6 +50,9 @@ class Cluster:
     """Seconds of the smallest reduction of two ranks, with what belongs to it; None: a message's."""
     alone: float = 1.0
     """How long kernels take while the other cores rest, relative to while they work."""
+    crowded: float = 1.0
+    """How much longer tiles take together where ranks share cores, beside taking turns: those who
+    wait for each other are not always given the cores that they need."""
     crowded_latency: float = 0.0
     """Seconds that a message or reduction takes longer where ranks share cores."""
     overlap: bool = True

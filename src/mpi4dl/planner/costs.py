@@ -174,6 +174,10 @@ class StageCosts:
     def operators(self, part: int | None) -> Counter[Operator]:
         return _sum([p.record.operators for p in self.passes(part)])
 
+    def fetched(self, part: int | None) -> int:
+        """Bytes in blocks so large that the system has each of them back as soon as it is free."""
+        return sum(p.fetched for p in self.passes(part))
+
     def talks(self, part: int | None) -> Counter[Talk]:
         return _sum([p.record.talks for p in self.passes(part)])
 

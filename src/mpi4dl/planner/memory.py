@@ -55,26 +55,14 @@ class Held:
     """Whether other ranks have the stage, too."""
 
 
-@dataclass(frozen=True)
-class Course:
-    """How a rank's memory goes through a step."""
-
-    most: Usage
-    growth: tuple[int, ...]
-    """For each action: by how many bytes it went beyond all before it."""
-
-
-def course(actions: Sequence[Action], held: Mapping[int, Held], lazy: bool) -> Course:
+def highest(actions: Sequence[Action], held: Mapping[int, Held], lazy: bool) -> Usage:
     """`lazy`: room for what arrives counts only when something is written there."""
     play = _Play(held, lazy)
     backwards = (a for a in actions if a.kind in (Kind.BACKWARD, Kind.WEIGHT))
     play.last = set({action.stage: action for action in backwards}.values())
-    growth = []
     for action in actions:
-        before = play.most.total
         play.play(action)
-        growth.append(play.most.total - before)
-    return Course(play.most, tuple(growth))
+    return play.most
 
 
 class _Play:

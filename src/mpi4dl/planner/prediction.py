@@ -13,7 +13,7 @@ from ..schedule import Action, Kind, Program, Timeline, lower
 from .cluster import Cluster
 from .costs import StageCosts
 from .device import Device
-from .memory import Course, Held, Usage, course
+from .memory import Held, Usage, highest
 from .profile import Profile
 from .simulator import Worker, play
 
@@ -92,19 +92,16 @@ class _Prediction:
 
     def made(self) -> Prediction:
         workers, ranks, held = self._workers()
-        courses = [self._course(pairs) for pairs in held]
-        faults = self._faults(held, courses)
         timeline = play(
             workers,
             self.plan.split_size,
-            lambda action: self._duration(action) + faults.get(action, 0.0),
+            self._duration,
             self._message,
             self.cluster.cores,
         )
         seconds, tail = self._end(workers, held, timeline)
         usage = tuple(
-            self._usage(pairs, own.most, timeline)
-            for pairs, own in zip(held, courses, strict=True)
+            self._usage(pairs, timeline) for pairs in held
         )
         busiest = max(timeline.busy, default=0.0)
         parts = {"compute": busiest, "waiting": timeline.makespan - busiest, **tail}
@@ -168,6 +165,9 @@ class _Prediction:
         tiled = len(self.tiles[stage]) > 1
         each = self.device.tile_python if tiled else self.device.python
         total += each * sum(operators.values())
+        total += self.device.fault * costs.fetched(part)
+        if tiled and self._crowded:
+            total *= self.cluster.crowded
         return total + self._talking(costs, part, stage)
 
     def _talking(self, costs: StageCosts, part: int | None, stage: int) -> float:
@@ -238,19 +238,6 @@ class _Prediction:
                     into[rank] = into.get(rank, 0.0) + size
         return max([*out.values(), *into.values(), 0.0]), most
 
-    def _faults(
-        self, held: Sequence[tuple[tuple[int, int], ...]], courses: Sequence[Course]
-    ) -> dict[Action, float]:
-        """What each action waits for memory from the system, which has it back after every step."""
-        if not self.device.fault:
-            return {}
-        found: dict[Action, float] = {}
-        for pairs, own in zip(held, courses, strict=True):
-            for action, grown in zip(self.program.part(pairs), own.growth, strict=True):
-                if action.kind.computes:
-                    found[action] = max(found.get(action, 0.0), grown * self.device.fault)
-        return found
-
     def _end(
         self,
         workers: Sequence[Worker],
@@ -294,7 +281,7 @@ class _Prediction:
 
     # ── how much ─────────────────────────────────────────────────────────────────────────────
 
-    def _course(self, pairs: Sequence[tuple[int, int]]) -> Course:
+    def _highest(self, pairs: Sequence[tuple[int, int]]) -> Usage:
         lazy = self.cluster.copies
         held = {}
         for _, stage in pairs:
@@ -307,15 +294,13 @@ class _Prediction:
                 not last and self.tiles[stage] != self.tiles[stage + 1],
                 len(self.plan.mesh.copies(stage)) > 1,
             )
-        return course(self.program.part(pairs), held, lazy)
+        return highest(self.program.part(pairs), held, lazy)
 
-    def _usage(
-        self, pairs: Sequence[tuple[int, int]], most: Usage, timeline: Timeline
-    ) -> Usage:
+    def _usage(self, pairs: Sequence[tuple[int, int]], timeline: Timeline) -> Usage:
         stages = {stage for _, stage in pairs}
         size = sum(self.stages[stage].gradients for stage in stages)
         return replace(
-            most,
+            self._highest(pairs),
             parameters=size + self.setting.batch_in_memory,
             optimizer=int(size * self.setting.states),
             transport=self._transport(pairs, timeline),

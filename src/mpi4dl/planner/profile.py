@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..geometry import Box, Layout
-from ..pipeline.arrangement import Arrangement, Signature, arriving, feeding, labelling
-from ..pipeline.description import Description, Leaf, described, rearranged
+from ..pipeline.arrangement import Arrangement, Signature, arriving, feeding
+from ..pipeline.description import Description, Leaf, described
 from ..pipeline.layers import named_layers
 from ..pipeline.partition import partition
 from ..pipeline.plan import Plan
@@ -32,8 +32,8 @@ _META = torch.device("meta")
 class _Key:
     """What a unit's trace depends on."""
 
-    layers: tuple[int, int]
-    loss: bool
+    layers: tuple[int, ...]
+    """The kinds of its layers: many layers of a model are alike."""
     fused: bool
     again: int
     split: bool
@@ -57,6 +57,7 @@ class Profile:
         self._model = meta_twin(model)
         self._split_points = split_points
         self.layers = [layer for _, layer in named_layers(self._model, split_points)]
+        self._kinds = kinds(self.layers)
         self._workspace, self._loss = workspace, loss
         self._traces: dict[_Key, Trace] = {}
 
@@ -64,6 +65,11 @@ class Profile:
         """With the layers of every stage."""
         stages = partition(self._model, plan, self._split_points, example=(1, *self.image))
         return replace(plan, balance=tuple(map(len, stages)))
+
+    def layer_costs(self, measure: Callable[[StageCosts], float]) -> tuple[float, ...]:
+        """Something of each layer, by itself, for one image on one rank."""
+        alone = Plan(split_size=len(self.layers), balance=(1,) * len(self.layers))
+        return tuple(map(measure, self.stages(alone, 1)))
 
     def stages(self, plan: Plan, samples: int) -> tuple[StageCosts, ...]:
         """Of micro-batches of so many samples, on the busiest rank of each stage."""
@@ -104,8 +110,7 @@ class Profile:
         for number, unit in enumerate(called.units):
             start = layers[0] + number * size
             key = _Key(
-                (start, min(start + size, layers[1])),
-                False,
+                tuple(self._kinds[start : min(start + size, layers[1])]),
                 plan.halo_d2 and stage < plan.spatial_size,
                 again,
                 split,
@@ -113,12 +118,12 @@ class Profile:
                 comm.rank,
                 comm.size,
             )
-            parameters = _trained(self.layers[slice(*key.layers)])
+            parameters = _trained(self.layers[start : min(start + size, layers[1])])
             units.append(self._trace(key, unit, parameters, value, comm))
             value = units[-1].description
         if stage == plan.split_size - 1 and self._loss:
-            key = replace(key, layers=(-1, -1), loss=True, incoming=_form(value))
-            units.append(self._trace(key, _loss(comm), [], value, comm))
+            key = replace(key, layers=(), incoming=_form(value))
+            units.append(self._trace(key, _loss, [], value, comm))
         stays = any(leaf.wants_gradient for leaf in incoming.tensors)
         return StageCosts(tuple(units), incoming, stays, later and not again)
 
@@ -135,6 +140,26 @@ class Profile:
                 unit, parameters, value, comm, split=key.split, workspace=self._workspace
             )
         return self._traces[key]
+
+
+def kinds(modules: Sequence[nn.Module]) -> list[int]:
+    """A number for each, the same for those that compute alike and differ in their weights."""
+    numbers: dict[Any, int] = {}
+    return [numbers.setdefault(_kind(module), len(numbers)) for module in modules]
+
+
+def _kind(module: nn.Module) -> Any:
+    """All that can be seen of a module; what cannot be seen through is only like itself."""
+    parts: list[Any] = []
+    for name, part in module.named_modules():
+        parts.append((name, type(part), repr(part) if not part._modules else ""))
+        for key, value in vars(part).items():
+            if isinstance(value, (int, float, str, tuple, type(None))):
+                parts.append((key, value))
+            elif not key.startswith("_"):
+                parts.append((key, id(value)))
+    parts += [(tuple(p.shape), p.dtype, p.requires_grad) for p in module.parameters()]
+    return tuple(parts)
 
 
 def _arranged(value: Description, lies: Sequence[Arrangement | None]) -> Description:
@@ -170,18 +195,11 @@ def _busiest(plan: Plan, stage: int, image: tuple[int, ...]) -> int:
     return max(range(layout.ranks), key=busy)
 
 
-def _loss(comm: DryCommunicator) -> Callable[[Any], Tensor]:
+def _loss(value: Any) -> Tensor:
     """Cross entropy, of classes or of the classes of pixels: what most train with."""
-
-    def loss(value: Any) -> Tensor:
-        if not isinstance(value, Tensor) or value.ndim < 2:
-            return value.sum() if isinstance(value, Tensor) else torch.empty((), device=_META)
-        (leaf,) = described(value)[0].tensors
-        shape = (value.shape[0], *value.shape[2:])
-        lies = labelling(shape, ((leaf.shape, leaf.before),))
-        local = shape if lies is None else lies.boxes(shape)[comm.rank].shape
-        labels = torch.empty(local, dtype=torch.int64, device=_META)
-        target = rearranged(labels, lies, lies, comm) if isinstance(value, Tile) else labels
-        return F.cross_entropy(value, target)
-
-    return loss
+    if not isinstance(value, Tensor) or value.ndim < 2:
+        return value.sum() if isinstance(value, Tensor) else torch.empty((), device=_META)
+    if isinstance(value, Tile):  # its rule looks at the labels, and there are none
+        return -F.log_softmax(value, 1).mean()
+    labels = torch.empty((value.shape[0], *value.shape[2:]), dtype=torch.int64, device=_META)
+    return F.cross_entropy(value, labels)

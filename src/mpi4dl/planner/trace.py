@@ -13,6 +13,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -23,6 +24,9 @@ from torch.utils._pytree import tree_unflatten
 from ..pipeline.description import Description, Leaf, described, rearranged
 from ..pipeline.split_backward import SplitBackward
 from .recorder import DryCommunicator, Record, Recorder, Workspace
+
+
+_MAPPED = 2**25
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,11 @@ class Pass:
     left: int
     peak_again: int
     """The peak if the parameters had gradients before, to which new ones are added."""
+
+    @cached_property
+    def fetched(self) -> int:
+        """Bytes in blocks that the C library gets from the system for each use (glibc's limit)."""
+        return sum(size for _, size in self.record.events if size >= _MAPPED)
 
 
 @dataclass(frozen=True)
