@@ -25,6 +25,7 @@ from .errors import (
 )
 from .geometry import Box, Interval, Layout
 from .pipeline import Plan, Trainer
+from .planner import plan
 from .spatial import FusedHalo, Tile, fused_halo, shard, spatial_op, wrap
 
 __version__ = "0.1.0"
@@ -51,6 +52,7 @@ __all__ = [
     "UsageError",
     "fused_halo",
     "init",
+    "plan",
     "shard",
     "shutdown",
     "spatial_op",

@@ -18,6 +18,7 @@ from .train.arguments import Parser
 from .train.completion import SHELLS, completion
 from .train.doctor import doctor
 from .train.kinds import TITLES
+from .train.planning import add_planning
 from .train.runs import command as training
 from .train.runs import predict_command as predicting
 from .train.runs.report import report
@@ -28,6 +29,8 @@ _EXAMPLES = """examples:
                                                train on four tiles and a fifth rank
   mpi4dl train config.yaml optimizer.lr=0.1    train as a file says
   mpi4dl bench halo exchange --image-size 1024 what a halo exchange costs
+  mpi4dl plan --model resnet50 --image-size 16384 --batch-size 4 --devices 64 --device-memory 80GB
+                                               the fastest plan that fits
   mpi4dl run --ranks 4 train.py --epochs 3     four ranks on this machine
   mpi4dl run --ranks 4 -m package.module       the same for a module
 """
@@ -73,6 +76,7 @@ def parser() -> Parser:
     training.flags(commands.add_parser("train", help=about, description=f"{about.capitalize()}."))
     _add_run(commands)
     _add_benches(commands)
+    add_planning(commands)
     _add_others(commands)
     return made
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 
+from ..errors import PlanError
 from ..pipeline.arrangement import Signature, arriving, crossing
 from ..pipeline.plan import Plan
 from ..schedule import Action, Kind, Program, Timeline, lower
@@ -75,6 +76,8 @@ class Prediction:
 
 def predicted(profile: Profile, plan: Plan, setting: Setting) -> Prediction:
     """Of a plan with a balance."""
+    if plan.precision != "fp32":
+        raise PlanError(f"precision is {plan.precision}: predictions are made for fp32 only")
     return _Prediction(profile, plan, setting).made()
 
 

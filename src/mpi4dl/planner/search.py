@@ -35,8 +35,7 @@ class Wish:
     device: Device
     cluster: Cluster
     states: float = 1.0
-    precision: str = "fp32"
-    width: int = 8
+    width: int = 4
     """How many of the best structures are refined."""
 
     @property
@@ -101,10 +100,13 @@ class _Search:
         self.refused: dict[Plan, Refused] = {}
 
     def found(self) -> Found:
-        self._try(structures(self.wish, len(self.profile.layers)))
-        for _ in range(2):
-            for plan in self._promising():
-                self._try(variants(plan, self.wish))
+        for attempts in structures(self.wish, len(self.profile.layers)):
+            for plan in attempts:  # each needs less memory than the one before, and more time
+                if self._try([plan]):
+                    break
+        for changes, count in ((schedules, self.wish.width), (details, self.wish.width // 2)):
+            for plan in self._promising()[:count]:
+                self._try(changes(plan, self.wish))
         fitting = [p for p in self.made.values() if p.peak <= self.wish.memory]
         for plan, prediction in self.made.items():
             if prediction.peak > self.wish.memory:
@@ -118,15 +120,19 @@ class _Search:
             tuple(self.made.values()),
         )
 
-    def _try(self, plans: Iterable[Plan]) -> None:
+    def _try(self, plans: Iterable[Plan]) -> bool:
+        """Whether any of them fits."""
+        fits = False
         for plan in plans:
             for complete in self._with_balances(plan):
-                if complete in self.made or complete in self.refused:
-                    continue
-                try:
-                    self.made[complete] = predicted(self.profile, complete, self.wish.setting)
-                except Mpi4dlError as error:
-                    self.refused[complete] = Refused(complete, str(error))
+                if complete not in self.made and complete not in self.refused:
+                    try:
+                        self.made[complete] = predicted(self.profile, complete, self.wish.setting)
+                    except Mpi4dlError as error:
+                        self.refused[complete] = Refused(complete, str(error))
+                made = self.made.get(complete)
+                fits |= made is not None and made.peak <= self.wish.memory
+        return fits
 
     def _promising(self) -> list[Plan]:
         """The fastest that fit; and, lest all that fit be slow, those that nearly do."""
@@ -177,8 +183,9 @@ def _too_large(prediction: Prediction, wish: Wish) -> str:
 # ── what there is to try ─────────────────────────────────────────────────────────────────────────
 
 
-def structures(wish: Wish, layers: int) -> Iterator[Plan]:
-    """Each with as many replicas as there are devices for, and with 1F1B, square, nothing fused."""
+def structures(wish: Wish, layers: int) -> Iterator[list[Plan]]:
+    """Each with as many replicas as there are devices for, with 1F1B and square tiles: with few
+    micro-batches, with more, and with activations that are computed again."""
     for base in _bases(wish.devices, layers):
         try:
             ranks = Plan(**base).world_size  # type: ignore[arg-type]
@@ -187,19 +194,19 @@ def structures(wish: Wish, layers: int) -> Iterator[Plan]:
         replicas = min(wish.devices // ranks, wish.batch)
         if replicas < 1:
             continue
-        each = wish.batch // replicas
-        stages = int(str(base["split_size"]))
-        wanted = {1, each} if stages == 1 else {each, min(each, 2 * stages), min(each, stages)}
-        for parts in sorted(wanted):
-            for again in (False, True):
-                yield Plan(
-                    **base,  # type: ignore[arg-type]
-                    replicas=replicas,
-                    parts=parts,
-                    schedule="1f1b",
-                    checkpoint_activations=again,
-                    precision=wish.precision,
-                )
+        each, stages = wish.batch // replicas, int(str(base["split_size"]))
+        few = 1 if stages == 1 else min(each, 2 * stages)
+        ways = dict.fromkeys([(few, False), (each, False), (few, True), (each, True)])
+        yield [
+            Plan(
+                **base,  # type: ignore[arg-type]
+                replicas=replicas,
+                parts=parts,
+                schedule="1f1b",
+                checkpoint_activations=again,
+            )
+            for parts, again in ways
+        ]
 
 
 def _bases(devices: int, layers: int) -> Iterator[dict[str, object]]:
@@ -228,21 +235,33 @@ def _doubling(first: int, last: int) -> Iterator[int]:
         first *= 2
 
 
-def variants(plan: Plan, wish: Wish) -> Iterator[Plan]:
-    """Of one plan: one thing changed."""
+def schedules(plan: Plan, wish: Wish) -> Iterator[Plan]:
+    """The same with every schedule, and with other numbers of micro-batches."""
+    most = wish.batch // plan.replicas // plan.times
+    changes: list[Callable[[], Plan]] = [
+        lambda p=parts: replace(plan, parts=p)  # type: ignore[misc]
+        for parts in (plan.parts // 2, plan.parts * 2)
+        if 1 <= parts <= most
+    ]
+    if plan.split_size > 1:
+        for name in SCHEDULES:
+            changes.append(lambda s=name: _with_schedule(plan, s))  # type: ignore[misc]
+    yield from _possible(changes, wish)
+
+
+def details(plan: Plan, wish: Wish) -> Iterator[Plan]:
+    """The same sliced in other ways, with fused halos, and with activations computed again."""
     changes: list[Callable[[], Plan]] = []
     if plan.spatial_size:
         for method in _METHODS:
             changes.append(lambda m=method: replace(plan, slice_method=m))  # type: ignore[misc]
-        for fused in (2, 4):
-            changes.append(lambda k=fused: replace(plan, halo_d2=True, fused_layers=k))  # type: ignore[misc]
-    for schedule in SCHEDULES if plan.split_size > 1 else ():
-        changes.append(lambda s=schedule: _with_schedule(plan, s))  # type: ignore[misc]
-    for again in (False, True, 2, 4):
+        changes.append(lambda: replace(plan, halo_d2=True, fused_layers=2))
+    for again in (False, True, 2):
         changes.append(lambda a=again: replace(plan, checkpoint_activations=a))  # type: ignore[misc]
-    for parts in (plan.parts // 2, plan.parts * 2):
-        if 1 <= parts <= wish.batch // plan.replicas // plan.times:
-            changes.append(lambda p=parts: replace(plan, parts=p))  # type: ignore[misc]
+    yield from _possible(changes, wish)
+
+
+def _possible(changes: Iterable[Callable[[], Plan]], wish: Wish) -> Iterator[Plan]:
     for change in changes:
         try:
             other = change()
@@ -256,9 +275,6 @@ def _with_schedule(plan: Plan, schedule: str) -> Plan:
     """The same ranks; schedules with two stages a rank cut the model finer."""
     stages = plan.split_size
     if schedule in ("interleaved", "zb-v") and plan.schedule not in ("interleaved", "zb-v"):
-        if plan.spatial_size:
-            stages = plan.split_size
-        else:
-            stages = 2 * plan.split_size
+        stages = plan.split_size * (1 if plan.spatial_size else 2)
     balance = plan.balance if stages == plan.split_size else None
     return replace(plan, schedule=schedule, split_size=stages, balance=balance)
