@@ -3,8 +3,8 @@
     mpi4dl run --ranks 2 benchmarks/planner/measure.py '{"model": "resnet50", ...}'
 
 `run.py` calls it. Peaks are of resident memory above what was resident after all imports: once as
-the allocator is, and before that with blocks returned to the system at once, so that it is what was in
-use together.
+the allocator is, and before that with blocks returned to the system at once, so that it is what
+was in use together.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from models import MODELS
 from torch import Tensor
 
 import mpi4dl
+from models import MODELS
 from mpi4dl.comm.objects import shared
 
 _MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1

@@ -4,8 +4,8 @@
     python benchmarks/planner/run.py measure --cases 0:9          adds to measured.json
     python benchmarks/planner/run.py report                       the table, the picture, the bars
 
-The machine is measured by `mpi4dl calibrate` alone, on convolutions and networks of its own: none of
-the models here is in it. Predictions are made anew for every report.
+The machine is measured by `mpi4dl calibrate` alone, on convolutions and networks of its own: none
+of the models here is in it. Predictions are made anew for every report.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from typing import Any
 
 import torch
 from cases import CASES, Case
-from models import MODELS
 
 import mpi4dl
+from models import MODELS
 from mpi4dl.planner.calibrate import calibrate, load_machine
 from mpi4dl.planner.prediction import Prediction, Setting, predicted
 from mpi4dl.planner.profile import Profile
@@ -91,7 +91,9 @@ def compare(machine: Path, measured: Path) -> list[Compared]:
 
 
 def report(rows: list[Compared]) -> None:
-    print("| | ranks | seconds | predicted | | MiB | predicted | |\n|---|---|---|---|---|---|---|---|")
+    print(
+        "| | ranks | seconds | predicted | | MiB | predicted | |\n|---|---|---|---|---|---|---|---|"
+    )
     for row in rows:
         errors = row.memory_errors
         worst = errors.index(row.memory_error)

@@ -103,7 +103,8 @@ def kind(plan: Plan) -> str:
 def _table(lines: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return [
-        "  " + "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        "  "
+        + "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
         for line in lines
     ]
 
@@ -156,7 +157,9 @@ def picture(found: Found, path: str | Path) -> None:
         [p.seconds for p in front], [p.peak / _GB for p in front], where="post", color="black", lw=1
     )
     axis.axhline(found.wish.memory / _GB, color="#b03a2e", lw=1, ls="--")
-    axis.set(xscale="log", yscale="log", xlabel="seconds of a step", ylabel="GB of the fullest rank")
+    axis.set(
+        xscale="log", yscale="log", xlabel="seconds of a step", ylabel="GB of the fullest rank"
+    )
     best = found.best
     axis.scatter([best.seconds], [best.peak / _GB], s=120, facecolors="none", edgecolors="black")
     axis.legend(fontsize=8, frameon=False, title="line: the front; dashed: the limit; ring: chosen")

@@ -1,4 +1,4 @@
-"""`mpi4dl calibrate`: a file that describes this machine, as a device and as a cluster of one node."""
+"""`mpi4dl calibrate`: a file that describes this machine, a device and a cluster of one node."""
 
 from __future__ import annotations
 

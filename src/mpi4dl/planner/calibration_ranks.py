@@ -51,7 +51,9 @@ def varied() -> nn.Sequential:
     """Something of everything: each kind of kernel is compiled once, and stays in memory."""
     shapes = [(3, 1), (1, 1), (3, 2), (1, 1), (5, 1), (1, 2), (3, 1)]
     widths = [16, 16, 24, 64, 64, 128, 128, 128, 256, 256, 256, 512, 512, 512, 512]
-    layers = [nn.Sequential(nn.Conv2d(3, 16, 7, 2, 3), nn.MaxPool2d(3, 2, 1), nn.AvgPool2d(3, 1, 1))]
+    layers = [
+        nn.Sequential(nn.Conv2d(3, 16, 7, 2, 3), nn.MaxPool2d(3, 2, 1), nn.AvgPool2d(3, 1, 1))
+    ]
     for number, (inner, outer) in enumerate(pairwise(widths)):
         kernel, stride = shapes[number % len(shapes)]
         layers.append(_block(inner, outer, kernel, stride if number < 7 else 1))
@@ -116,7 +118,10 @@ def overheads(
         whole = _together(replicas, comm, 20)
         found["step"] = max(0.0, whole - alone)
         plan = profile.balanced(Plan(num_spatial_parts=comm.size, slice_method="horizontal"))
-        tiled = _together(training(plan, size, 1, network(width)), comm, 20 if size < 256 else 6) - found["step"]
+        tiled = (
+            _together(training(plan, size, 1, network(width)), comm, 20 if size < 256 else 6)
+            - found["step"]
+        )
         (costs,) = profile.stages(plan, 1)
         talks = sum(sum(costs.talks(part).values()) for part in (None, 0))
         found["work"] = _work(costs, device)
@@ -159,7 +164,9 @@ def links(comm: Communicator) -> dict[str, list[tuple[float, float]]]:
 
         rounds = 200 if count < 2**18 else 20
         found["exchange"].append((4.0 * count, _together(exchange, comm, rounds)))
-        found["reduce"].append((4.0 * count, _together(partial(comm.all_reduce, mine), comm, rounds)))
+        found["reduce"].append(
+            (4.0 * count, _together(partial(comm.all_reduce, mine), comm, rounds))
+        )
     return found
 
 

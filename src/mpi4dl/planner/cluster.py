@@ -1,12 +1,12 @@
 """Machines and what connects them: how long a message takes, and who shares what.
 
-    nodes: 16                 ranks_per_node: 4
-    inside:                   # from rank to rank of one node
-      latency: 4e-6           # seconds
-      bandwidth: 200e9        # bytes a second
-    between:                  # from node to node, for all ranks of a node together
-      latency: 6e-6
-      bandwidth: 25e9
+nodes: 16                 ranks_per_node: 4
+inside:                   # from rank to rank of one node
+  latency: 4e-6           # seconds
+  bandwidth: 200e9        # bytes a second
+between:                  # from node to node, for all ranks of a node together
+  latency: 6e-6
+  bandwidth: 25e9
 """
 
 from __future__ import annotations
@@ -95,7 +95,9 @@ class Cluster:
 
     def for_ranks(self, count: int) -> Cluster:
         """With as many nodes as so many ranks need."""
-        return self if count <= self.ranks else replace(self, nodes=-(-count // self.ranks_per_node))
+        return (
+            self if count <= self.ranks else replace(self, nodes=-(-count // self.ranks_per_node))
+        )
 
 
 def load(path: str | Path) -> Cluster:

@@ -157,9 +157,7 @@ class StageCosts:
             for i, end in enumerate(unit.outputs):
                 same = None if end.same is None else place[boundary, end.same]
                 meet((boundary + 1, i), end.bytes, end.kept, same)
-        return tuple(
-            (frozenset(w), size, k) for w, size, k in zip(where, sizes, kept, strict=True)
-        )
+        return tuple((frozenset(w), size, k) for w, size, k in zip(where, sizes, kept, strict=True))
 
     # ── work ─────────────────────────────────────────────────────────────────────────────────
 

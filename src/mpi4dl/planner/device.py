@@ -112,9 +112,7 @@ class Device:
 
     def _like_others(self, c: Convolution, what: str, operator: Operator) -> float:
         """At the rate of the convolutions that are most like it."""
-        near = sorted(
-            (distance(signature(c, what), name), name) for name in self._convolutions
-        )
+        near = sorted((distance(signature(c, what), name), name) for name in self._convolutions)
         if not near or near[0][0] == float("inf"):
             return self._roofline(operator, self.convolution)
         rates, weights = 0.0, 0.0
@@ -263,7 +261,9 @@ def load(path: str | Path) -> Device:
         }
         return Device(**data)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{path} is no device file ({error}): make one with mpi4dl calibrate") from error
+        raise UsageError(
+            f"{path} is no device file ({error}): make one with mpi4dl calibrate"
+        ) from error
 
 
 def save(described: Device, path: str | Path, more: Mapping[str, Any] | None = None) -> None:

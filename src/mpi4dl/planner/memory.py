@@ -1,10 +1,10 @@
 """The most memory of a rank: its own list of actions is played, action by action.
 
-    base │ parameters, optimizer's state, what the program itself needs
-      RF │ + room for what arrives, as much ahead as the list posts receives
-       F │ + what backward wants, and on the way what is computed
-      SF │ − the output, where nothing has kept it
-    B  R │ the way back, and the gradients
+base │ parameters, optimizer's state, what the program itself needs
+  RF │ + room for what arrives, as much ahead as the list posts receives
+   F │ + what backward wants, and on the way what is computed
+  SF │ − the output, where nothing has kept it
+B  R │ the way back, and the gradients
 """
 
 from __future__ import annotations

@@ -103,9 +103,7 @@ class _Prediction:
             self.cluster.cores,
         )
         seconds, tail = self._end(workers, held, timeline)
-        usage = tuple(
-            self._usage(pairs, timeline) for pairs in held
-        )
+        usage = tuple(self._usage(pairs, timeline) for pairs in held)
         busiest = max(timeline.busy, default=0.0)
         parts = {"compute": busiest, "waiting": timeline.makespan - busiest, **tail}
         return Prediction(
@@ -342,9 +340,7 @@ class _Prediction:
                         continue
                     boundary = min(near.stage, far.stage)
                     if self.tiles[near.stage] != self.tiles[far.stage]:
-                        moments.setdefault(boundary, []).extend(
-                            [(span.stop, 1), (goal.start, -1)]
-                        )
+                        moments.setdefault(boundary, []).extend([(span.stop, 1), (goal.start, -1)])
             for boundary, changes in moments.items():
                 live = most = 0
                 for _, change in sorted(changes, key=lambda c: (c[0], c[1])):

@@ -1,8 +1,8 @@
 """The best plan for a model on some devices: all dimensions at once, within a memory limit.
 
-What is tried first are structures: how many stages, how many of them are cut into how many tiles, how
-many replicas and micro-batches, with activations kept or computed again. The best of those are then
-tried with all schedules, ways to slice, balances and fused halos.
+What is tried first are structures: how many stages, how many of them are cut into how many tiles,
+how many replicas and micro-batches, with activations kept or computed again. The best of those are
+then tried with all schedules, ways to slice, balances and fused halos.
 """
 
 from __future__ import annotations

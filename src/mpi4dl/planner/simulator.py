@@ -17,7 +17,6 @@ from ..errors import ScheduleError
 from ..schedule import Action, Span, Timeline
 from ..schedule.action import completes, needs
 
-
 Duration = Callable[[Action], float]
 Message = Callable[[Action, Action], float]
 """From the end of an action to the start of another that needs its result, on other ranks."""

@@ -1,8 +1,8 @@
 """A few layers, dry: what they compute, keep and say, forward and backward.
 
-A *unit* is what a stage calls at once: a layer, or a group of layers whose halos are fetched together or
-whose activations are computed again. Its trace is taken alone, so that it serves in every stage that has
-the unit, and is looked up by what comes in.
+A *unit* is what a stage calls at once: a layer, or a group of layers whose halos are fetched
+together or whose activations are computed again. Its trace is taken alone, so that it serves in
+every stage that has the unit, and is looked up by what comes in.
 
     entrance ─▶ unit ─▶ exit          The entrance makes the input and the exit its gradient, as the
              ◀─      ◀─               units before and behind do.
@@ -24,7 +24,6 @@ from torch.utils._pytree import tree_unflatten
 from ..pipeline.description import Description, Leaf, described, rearranged
 from ..pipeline.split_backward import SplitBackward
 from .recorder import DryCommunicator, Record, Recorder, Workspace
-
 
 _MAPPED = 2**25
 

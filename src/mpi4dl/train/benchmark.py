@@ -19,6 +19,7 @@ from .arguments import Help, Parser, add_flags
 from .command import STARTING, carried_out, parsed, start_ranks, words_of
 from .configuration import Configuration, configured
 from .data import source
+from .foreseen import foreseen
 from .kinds import KINDS, TITLES, Kind
 from .loop import trained
 from .report import report_text, write_report
@@ -95,6 +96,9 @@ def _run(configuration: Configuration, started: Started | None) -> int:
     measured = trained(configuration, comm, configuration.build)
     if comm.rank == 0:
         print(report_text(configuration, measured), flush=True)
+        comparison = foreseen(configuration, measured)
+        if comparison is not None:
+            print(comparison, flush=True)
         if options.json:
             write_report(options.json, configuration, measured)
             print(f"\nwritten: {options.json}", flush=True)

@@ -32,7 +32,8 @@ class Measured:
     losses: list[float]
     seconds: list[float]
     ranks: list[dict[str, Any]]
-    """The mean breakdown of a step on each rank, `peak_mib`, and `sent_bytes` of the last step."""
+    """The mean breakdown of a step on each rank, `peak_mib`, `imports_mib` before all that, and
+    `sent_bytes` of the last step."""
 
 
 def trained(
@@ -41,9 +42,10 @@ def trained(
     """Collective. Of what `build` makes, only this rank's stages are kept."""
     options, log = configuration.options, Log()
     device = device_for(options.device, comm)
+    imports = peak_mib(device)
     with use(timed(comm, log)):
         trainer = trainer_of(configuration, build(), device)
-        return _measured(configuration, trainer, comm, log, device)
+        return _measured(configuration, trainer, comm, log, device, imports)
 
 
 def trainer_of(
@@ -64,6 +66,7 @@ def _measured(
     comm: Communicator,
     log: Log,
     device: torch.device,
+    imports: float,
 ) -> Measured:
     options, samples = configuration.options, configuration.samples
     images = source(options, samples)
@@ -86,5 +89,6 @@ def _measured(
             breakdowns.append(broken_down(took, trainer.spans, log.calls))
     bar.close()
     own: dict[str, Any] = {**asdict(mean(breakdowns)), "peak_mib": peak_mib(device)}
+    own["imports_mib"] = imports
     own["sent_bytes"] = asdict(counted(log.calls))
     return Measured(losses, seconds, shared(own, comm, device))
