@@ -54,7 +54,9 @@ def described(
     inside = Link(exchange[0][1], _rate(exchange))
     talks = found.get("tile talks", 0)
     tile = found.get("tiles", 0.0) - talks * (reduce[0][1] + exchange[0][1]) / 2
-    late, slower = _crowded(crowded, tile / max(1, found.get("tile operators", 1)), reduce[0][1])
+    late, slower = _crowded(
+        crowded, found["among others"], tile / max(1, found.get("tile operators", 1)), reduce[0][1]
+    )
     device = Device(
         name=platform.node(),
         kind="cpu",
@@ -65,6 +67,7 @@ def described(
         convolution=1.0,
         streaming=1.0,
         runtime=int(found["runtime"]),
+        among_others=found["among others"],
         fault=found["fault"],
         python=found["python"],
         tile_python=max(found["python"], tile / max(1, found.get("tile operators", 1))),
@@ -87,7 +90,9 @@ def described(
     return device, cluster
 
 
-def _crowded(found: dict[str, Any] | None, each: float, latency: float) -> tuple[float, float]:
+def _crowded(
+    found: dict[str, Any] | None, others: float, each: float, latency: float
+) -> tuple[float, float]:
     """Of twice as many ranks as cores: what a message costs more, and how much slower tiles are.
 
     They take turns, so everything takes twice as long; what goes beyond that is waiting.
@@ -97,7 +102,7 @@ def _crowded(found: dict[str, Any] | None, each: float, latency: float) -> tuple
     own = each * found["tile operators"]
     beyond = found["tiles"] + found["work"] - 2 * (found["work"] + own)
     late = max(0.0, beyond / found["tile talks"] / 2 - latency)
-    expected = 2 * (found["large work"] + own + found["tile talks"] * (late + latency))
+    expected = 2 * (others * found["large work"] + own + found["tile talks"] * (late + latency))
     return late, max(1.0, (found["large"] + found["large work"]) / expected)
 
 

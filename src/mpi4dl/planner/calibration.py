@@ -52,6 +52,11 @@ def return_at_once() -> None:
     _allocator((_MAPPED_FROM, 2**16), (_TRIM, 2**16))
 
 
+def as_usual() -> None:
+    """The limits at which glibc's own adjustment ends, when large blocks come and go."""
+    _allocator((_MOST_MAPPED, 2**16), (_MAPPED_FROM, 2**25), (_TRIM, 2**26))
+
+
 def _allocator(*settings: tuple[int, int]) -> None:
     if sys.platform == "linux":
         libc = ctypes.CDLL(None)

@@ -10,6 +10,7 @@ import re
 import statistics
 import sys
 import time
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -23,6 +24,7 @@ from ..comm.communicator import Communicator
 from ..comm.launch import init
 from ..pipeline import Plan, Trainer
 from .calibration import (
+    as_usual,
     convolutions,
     elementwise,
     fault,
@@ -170,6 +172,26 @@ def links(comm: Communicator) -> dict[str, list[tuple[float, float]]]:
     return found
 
 
+def among_others(comm: Communicator, device: Device) -> float:
+    """How much longer operators take in a network than by themselves: memory that the system has
+    taken back, caches that others have filled. Of two networks that are no test for anything."""
+    as_usual()
+    ratios = []
+    for model, size in ((varied(), 320), (network(32), 384)):
+        profile = Profile(model, (3, size, size))
+        (costs,) = profile.stages(profile.balanced(Plan()), 1)
+        expected = _work(costs, device) + device.python * _count(costs)
+        ratios.append(_together(partial(_step, model, size), comm, 8) / expected)
+    return max(1.0, statistics.mean(ratios))
+
+
+def _step(model: nn.Module, size: int) -> None:
+    images, labels = torch.rand(1, 3, size, size), torch.zeros(1, dtype=torch.int64)
+    F.cross_entropy(model(images), labels).backward()
+    for parameter in model.parameters():
+        parameter.grad = None
+
+
 def alone(comm: Communicator, curves: dict[str, Any]) -> float:
     """How long kernels take where the other cores rest, relative to where they work."""
     few = [c for c in generic() if c.weight[0] == 64 and c.stride == (1, 1)][-2:]
@@ -197,7 +219,9 @@ def measured(comm: Communicator, wanted: list[Convolution]) -> dict[str, Any]:
     found |= {"curves": curves, "alone": alone(comm, curves) if comm.size > 1 else 1.0}
     if comm.size > 1:
         found["links"] = links(comm)
-    return found | overheads(comm, _known(curves))
+    found |= overheads(comm, _known(curves))
+    known = replace(_known(curves), python=found["python"])
+    return found | {"among others": among_others(comm, known)}
 
 
 def _known(curves: dict[str, Any]) -> Device:

@@ -47,7 +47,7 @@ class Cluster:
     copies: bool = False
     """Whether a rank copies its messages itself, as over shared memory, instead of waiting."""
     reduce_latency: float | None = None
-    """Seconds of the smallest reduction of two ranks, with what belongs to it; None: a message's."""
+    """Seconds of the smallest reduction of two ranks; None: as a message."""
     alone: float = 1.0
     """How long kernels take while the other cores rest, relative to while they work."""
     crowded: float = 1.0

@@ -48,6 +48,8 @@ class Device:
     """Bytes of the program itself: libraries, compiled kernels, handles."""
     workspace: int = 0
     """Bytes that the library of kernels may use beside tensors."""
+    among_others: float = 1.0
+    """How much longer an operator takes in a network than by itself."""
     fault: float = 0.0
     """Seconds for each byte that the system has to hand out first."""
     python: float = 0.0
@@ -66,7 +68,7 @@ class Device:
         """Of one call."""
         found = self._cache.get(operator)
         if found is None:
-            found = self._cache[operator] = self._seconds(operator)
+            found = self._cache[operator] = self.among_others * self._seconds(operator)
         return found
 
     def moved(self, size: float) -> float:
