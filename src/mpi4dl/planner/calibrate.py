@@ -8,7 +8,7 @@ import platform
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, astuple
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +16,15 @@ from ..comm.local_ranks import run_local_ranks
 from ..errors import LaunchError
 from .cluster import Cluster, Link, cluster_of
 from .device import Curve, Device, on, save
-from .recorder import Convolution
 
 _PER_NODE = 64  # as many ranks as may be started on one machine; more than cores share them
 
 
-def calibrate(path: str, extra: Sequence[Convolution] = ()) -> tuple[Device, Cluster]:
-    """Measure, and write the file. `extra`: convolutions that are measured as they are."""
+def calibrate(path: str) -> tuple[Device, Cluster]:
+    """Measure, and write the file."""
     cores = len(os.sched_getaffinity(0))
     ranks = max(1, min(cores, 8))
-    found = _run(ranks, {"convolutions": [astuple(c) for c in extra]})
+    found = _run(ranks, {})
     crowded = _run(2 * ranks, {"curves": found["curves"]}) if ranks == cores else None
     device, cluster = described(found, crowded, cores)
     save(device, path, {"cluster": asdict(cluster)})

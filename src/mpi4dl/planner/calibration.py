@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .device import Curve, signature
-from .recorder import Convolution, Operator
+from .recorder import Convolution
 
 _MOST_MAPPED, _MAPPED_FROM, _TRIM = -4, -3, -1  # of mallopt
 
@@ -212,18 +212,6 @@ def generic() -> Iterator[Convolution]:
             )
 
 
-def those_of(operators: Iterable[Operator]) -> Iterator[Convolution]:
-    """The convolutions of a dry run, each once."""
-    seen = set()
-    for operator in operators:
-        c = operator.convolution
-        if c is not None and operator.name == "convolution":
-            key = (signature(c, ""), c.pixels)
-            if key not in seen:
-                seen.add(key)
-                yield c
-
-
 def convolutions(wanted: Iterable[Convolution]) -> dict[str, Curve]:
     points: dict[str, dict[float, float]] = {}
     for c in wanted:
@@ -255,7 +243,8 @@ def _convolved(c: Convolution) -> Iterator[tuple[str, float]]:
 def fault() -> float:
     """Seconds for each byte that the system hands out: the first touch against the second."""
     size = 2**28
-    first, again = [], []
+    first: list[float] = []
+    again: list[float] = []
     for _ in range(3):
         fresh = torch.empty(size, dtype=torch.uint8)  # beyond what is kept: mapped anew
         for times in (first, again):

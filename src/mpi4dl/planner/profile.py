@@ -135,7 +135,8 @@ class Profile:
         value: Description,
         comm: DryCommunicator,
     ) -> Trace:
-        if key not in self._traces:
+        # What computes again learns in its first run whether its layers write to their input.
+        for _ in range((1 + (key.again > 0)) * (key not in self._traces)):
             self._traces[key] = traced(
                 unit, parameters, value, comm, split=key.split, workspace=self._workspace
             )

@@ -150,7 +150,7 @@ class _Search:
             yield replace(plan, balance=plan.balance or (len(self.profile.layers),))
             return
         speeds = [plan.tiles(stage) for stage in range(plan.split_size)]
-        found = {}
+        found: dict[tuple[int, ...], None] = {}
         for costs in (self._times, self._bytes, self._both):
             found[balanced(costs, plan.split_size, speeds)] = None
         for balance in found:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -46,7 +46,7 @@ def _predicted(configuration: Configuration, file: str) -> Prediction:
     return predicted(Profile(model, (3, size, size)), configuration.plan, setting)
 
 
-def _memory(found: Prediction, ranks: list[Mapping[str, float]]) -> str:
+def _memory(found: Prediction, ranks: Sequence[Mapping[str, float]]) -> str:
     """Of the rank that was predicted worst, above its imports."""
     pairs = [
         (found.peak_of(rank) / 2**20, row["peak_mib"] - row["imports_mib"], rank)

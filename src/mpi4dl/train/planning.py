@@ -17,13 +17,13 @@ from ..planner.calibrate import calibrate
 from ..planner.device import DEVICES
 from ..planner.planning import considered
 from ..schedule.picture import picture as timeline_picture
-from .arguments import in_flags
+from .arguments import Parser, in_flags
 from .kinds import RESNET_DEPTH
 
 _NAMES = {"amoebanet": "amoebanet_d", "resnet": "resnet_v2"}
 
 
-def add_planning(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_planning(commands: argparse._SubParsersAction[Parser]) -> None:
     about = "the fastest plan that fits, for a model, images and devices"
     plan = commands.add_parser("plan", help=about, description=f"Search {about}. Nothing is run.")
     add = plan.add_argument
