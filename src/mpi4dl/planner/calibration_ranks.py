@@ -239,10 +239,7 @@ def main() -> None:
     comm = init()
     torch.set_num_threads(1)
     given = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    if "curves" in given:
-        found = crowded(comm, given["curves"])
-    else:
-        found = measured(comm)
+    found = crowded(comm, given["curves"]) if "curves" in given else measured(comm)
     if comm.rank == 0:
         Path(sys.argv[2]).write_text(json.dumps(found), encoding="utf-8")
 

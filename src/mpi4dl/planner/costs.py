@@ -92,7 +92,7 @@ class StageCosts:
         for number in reversed(range(len(self.units))):
             unit = self.units[number]
             now = unit.backward[min(part, len(unit.backward) - 1)]
-            freed = 0 if self.stays else self.kept - self._kept_until(number + 1)
+            freed = 0 if self.stays else self.kept - self._wanted_until(number + 1)
             held = self.exit_gradient if part == 0 and number < len(self.units) - 1 else 0
             peaks.append(held + above - freed + (now.peak if first else now.peak_again))
             if part == 0 and self.splits:
@@ -124,6 +124,15 @@ class StageCosts:
             if kept and 0 not in where and min(where) <= number
         )
 
+    def _wanted_until(self, number: int) -> int:
+        """What the units before this one still want on the way back."""
+        inner = sum(unit.inner for unit in self.units[:number])
+        return inner + sum(
+            size
+            for where, size, keepers in self._classes
+            if keepers and 0 not in where and min(keepers) < number
+        )
+
     def _passing(self, number: int) -> int:
         """The input of a unit, if nothing else holds it."""
         return sum(
@@ -133,31 +142,35 @@ class StageCosts:
         )
 
     @cached_property
-    def _classes(self) -> tuple[tuple[frozenset[int], int, bool], ...]:
-        """Of each storage that lies on boundaries: on which, its bytes, and whether it is kept."""
+    def _classes(self) -> tuple[tuple[frozenset[int], int, frozenset[int]], ...]:
+        """Of each storage that lies on boundaries: on which, its bytes, and who keeps it."""
         place: dict[tuple[int, int], int] = {}
         where: list[set[int]] = []
         sizes: list[int] = []
-        kept: list[bool] = []
+        kept: list[set[int]] = []
 
-        def meet(key: tuple[int, int], size: int, keeps: bool, same: int | None) -> None:
+        def meet(key: tuple[int, int], size: int, keeper: int | None, same: int | None) -> None:
             if key not in place:
                 if same is None:
                     where.append(set())
                     sizes.append(size)
-                    kept.append(False)
+                    kept.append(set())
                 place[key] = len(where) - 1 if same is None else same
             number = place[key]
             where[number].add(key[0])
-            kept[number] |= keeps
+            if keeper is not None:
+                kept[number].add(keeper)
 
         for boundary, unit in enumerate(self.units):
             for i, end in enumerate(unit.inputs):
-                meet((boundary, i), end.bytes, end.kept, None)
+                meet((boundary, i), end.bytes, boundary if end.kept else None, None)
             for i, end in enumerate(unit.outputs):
                 same = None if end.same is None else place[boundary, end.same]
-                meet((boundary + 1, i), end.bytes, end.kept, same)
-        return tuple((frozenset(w), size, k) for w, size, k in zip(where, sizes, kept, strict=True))
+                meet((boundary + 1, i), end.bytes, boundary if end.kept else None, same)
+        return tuple(
+            (frozenset(w), size, frozenset(k))
+            for w, size, k in zip(where, sizes, kept, strict=True)
+        )
 
     # ── work ─────────────────────────────────────────────────────────────────────────────────
 
