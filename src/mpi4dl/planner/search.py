@@ -83,7 +83,7 @@ def nothing_fits(found: Found) -> str:
         return f"no plan for {wish.devices} devices is possible: {reasons or 'use more devices'}"
     least = min(found.tried, key=lambda p: p.peak)
     return (
-        f"no plan fits: the one that needs least is {least.plan!r} with "
+        f"no plan fits: the one that needs least, {least.plan!r}, needs "
         f"{least.peak / 1e9:.1f} GB a rank, and there are {wish.memory / 1e9:.1f} GB. Use more "
         "devices, smaller images, or devices with more memory"
     )

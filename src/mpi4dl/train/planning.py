@@ -17,7 +17,7 @@ from ..planner.calibrate import calibrate
 from ..planner.device import DEVICES
 from ..planner.planning import considered
 from ..schedule.picture import picture as timeline_picture
-from .arguments import Parser, in_flags
+from .arguments import Parser
 from .kinds import RESNET_DEPTH
 
 _NAMES = {"amoebanet": "amoebanet_d", "resnet": "resnet_v2"}
@@ -67,7 +67,7 @@ def _plan(options: argparse.Namespace) -> int:
         )
         print(text(found))
     except (PlanError, ValueError) as error:
-        raise UsageError(in_flags(str(error))) from error
+        raise UsageError(str(error)) from error
     if options.json:
         Path(options.json).write_text(json.dumps(data(found), indent=1) + "\n", encoding="utf-8")
     if options.front:
