@@ -53,6 +53,8 @@ def described(
     inside = Link(exchange[0][1], _rate(exchange))
     talks = found.get("tile talks", 0)
     tile = found.get("tiles", 0.0) - talks * (reduce[0][1] + exchange[0][1]) / 2
+    own = tile + talks * (reduce[0][1] + exchange[0][1]) / 2
+    abreast = _slower(found, found.get("large work", 0.0) + own) if links else 1.0
     late, slower = _crowded(
         crowded, found["among others"], tile / max(1, found.get("tile operators", 1)), reduce[0][1]
     )
@@ -82,6 +84,7 @@ def described(
         copies=True,
         reduce_latency=reduce[0][1],
         alone=found.get("alone", 1.0),
+        abreast=abreast,
         crowded=slower,
         crowded_latency=late,
         overlap=False,
@@ -102,7 +105,12 @@ def _crowded(
     beyond = found["tiles"] + found["work"] - 2 * (found["work"] + own)
     late = max(0.0, beyond / found["tile talks"] / 2 - latency)
     expected = 2 * (others * found["large work"] + own + found["tile talks"] * (late + latency))
-    return late, max(1.0, (found["large"] + found["large work"]) / expected)
+    return late, _slower(found, expected)
+
+
+def _slower(found: dict[str, Any], expected: float) -> float:
+    """How much longer the large network took on tiles than its operators and messages."""
+    return max(1.0, (found["large"] + found["large work"]) / expected)
 
 
 def load_machine(path: str) -> tuple[Device, Cluster]:

@@ -192,6 +192,16 @@ def _step(model: nn.Module, size: int) -> None:
         parameter.grad = None
 
 
+def _one_at_a_time(comm: Communicator) -> float:
+    """While a rank gets memory the others compute, as a rule."""
+    took = 0.0
+    for rank in range(comm.size):
+        if rank == comm.rank:
+            took = fault()
+        comm.all_reduce(torch.zeros(1))
+    return took
+
+
 def alone(comm: Communicator, curves: dict[str, Any]) -> float:
     """How long kernels take where the other cores rest, relative to where they work."""
     few = [c for c in generic() if c.weight[0] == 64 and c.stride == (1, 1)][-2:]
@@ -209,7 +219,7 @@ def alone(comm: Communicator, curves: dict[str, Any]) -> float:
 
 
 def measured(comm: Communicator) -> dict[str, Any]:
-    found: dict[str, Any] = {"fault": fault(), "runtime": runtime(comm)}
+    found: dict[str, Any] = {"fault": _one_at_a_time(comm), "runtime": runtime(comm)}
     keep_memory()
     comm.all_reduce(torch.zeros(1))
     curves: dict[str, Any] = dict(elementwise())
@@ -220,6 +230,9 @@ def measured(comm: Communicator) -> dict[str, Any]:
     if comm.size > 1:
         found["links"] = links(comm)
     found |= overheads(comm, _known(curves))
+    if comm.size > 1:
+        large = overheads(comm, _known(curves), 512, 48)
+        found |= {"large": large["tiles"], "large work": large["work"]}
     known = replace(_known(curves), python=found["python"])
     return found | {"among others": among_others(comm, known)}
 

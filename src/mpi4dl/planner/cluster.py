@@ -50,6 +50,9 @@ class Cluster:
     """Seconds of the smallest reduction of two ranks; None: as a message."""
     alone: float = 1.0
     """How long kernels take while the other cores rest, relative to while they work."""
+    abreast: float = 1.0
+    """How much longer tiles take together than their operators and messages: wherever they meet,
+    the last one counts."""
     crowded: float = 1.0
     """How much longer tiles take together where ranks share cores, beside taking turns: those who
     wait for each other are not always given the cores that they need."""

@@ -166,10 +166,16 @@ class _Prediction:
         tiled = len(self.tiles[stage]) > 1
         each = self.device.tile_python if tiled else self.device.python
         total += each * sum(operators.values())
-        total += self.device.fault * costs.fetched(part)
-        if tiled and self._crowded:
-            total *= self.cluster.crowded
+        total += self.device.fault * self._fresh(costs, part)
+        if tiled:
+            total *= self.cluster.crowded if self._crowded else self.cluster.abreast
         return total + self._talking(costs, part, stage)
+
+    def _fresh(self, costs: StageCosts, part: int | None) -> int:
+        """Bytes that come from the system: in large blocks, or because what a micro-batch keeps was
+        given back after the one before."""
+        fetched = costs.fetched(part)
+        return max(fetched, costs.kept) if part is None else fetched
 
     def _talking(self, costs: StageCosts, part: int | None, stage: int) -> float:
         ranks, total = self.tiles[stage], 0.0
