@@ -34,7 +34,6 @@ from ..comm.exchange import Index, first_derivative_only, wants
 from ..geometry import Box, Interval, SlidingWindow, Transfer
 from .placement import Placement
 from .regions import Windows, plan
-from .registry import autocast_dtype
 
 Sizes = tuple[int, ...]
 

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from . import along, extremes, normalization, pad, reductions, resize
-from .registry import HANDLERS, Handler, autocast_dtype, named, spatial_op
+from .registry import HANDLERS, Handler, named, spatial_op
 from .tile import Tile
 
 _MODULES = (along, extremes, normalization, pad, reductions, resize)
@@ -60,10 +60,11 @@ def _as_autocast_would(name: str, x: Any, mode: str) -> Any:
     """The tile in the dtype in which autocast would compute, if that is a wider one."""
     if not isinstance(x, Tile) or x.dtype not in (torch.bfloat16, torch.float16):
         return x
-    lower = autocast_dtype(x.device)
-    if lower is None:
+    device = x.device
+    if not torch.is_autocast_enabled(device.type):
         return x
-    return x.to(_dtype_of(name, x.ndim, x.dtype, x.device, lower, mode))
+    lower = torch.get_autocast_dtype(device.type)
+    return x.to(_dtype_of(name, x.ndim, x.dtype, device, lower, mode))
 
 
 def _in_its_dtype(name: str, handler: Handler) -> Handler:

@@ -54,13 +54,6 @@ def spatial_op(*functions: Any) -> Callable[[H], H]:
     return register
 
 
-def autocast_dtype(device: torch.device) -> torch.dtype | None:
-    """In which autocast computes there, if it does. On the meta device nobody does."""
-    if device.type == "meta" or not torch.is_autocast_enabled(device.type):
-        return None
-    return torch.get_autocast_dtype(device.type)
-
-
 def named(*names: str) -> Iterator[Any]:
     """Every PyTorch function or method of these names, wherever it lives.
 
