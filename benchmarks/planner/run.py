@@ -123,6 +123,7 @@ def report(rows: list[Compared]) -> None:
 
 def picture(rows: list[Compared], path: Path) -> None:
     from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     figure = Figure(figsize=(10, 4.6), layout="constrained")
     times, memory = figure.subplots(1, 2)
@@ -138,6 +139,10 @@ def picture(rows: list[Compared], path: Path) -> None:
         axis.plot([low, high], [low, high], lw=1, color="grey")
         axis.scatter(*zip(*points, strict=True), s=16, color="#3d6ea5")
         axis.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high))
+        for scale in (axis.xaxis, axis.yaxis):
+            scale.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            scale.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            scale.set_minor_formatter(NullFormatter())
         axis.set_xlabel(f"measured: {unit}")
         axis.set_ylabel("predicted (band: ±10 %)")
     figure.savefig(path, dpi=130)
