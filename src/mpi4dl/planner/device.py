@@ -38,8 +38,6 @@ class Device:
     """Bytes a second, of its memory."""
     launch: float
     """Seconds of an operator that does nothing."""
-    half_flops: float = 0.0
-    """With float16 or bfloat16."""
     convolution: float = 0.5
     """Part of the peak that convolutions and matrix products reach, if they are large."""
     streaming: float = 0.8
@@ -212,15 +210,12 @@ def on(curve: Curve, size: float) -> float:
 _CUDA = {"kind": "cuda", "launch": 8e-6, "runtime": 700 * 2**20, "workspace": 256 * 2**20}
 
 
-def _gpu(name: str, memory: int, tflops: float, half: float, terabytes: float) -> Device:
+def _gpu(name: str, memory: int, tflops: float, terabytes: float) -> Device:
     return Device(
         name,
         memory=memory * 10**9,
         flops=tflops * 1e12,
-        half_flops=half * 1e12,
         bandwidth=terabytes * 1e12,
-        python=0.0,
-        tile_python=0.0,
         step=2e-3,
         about="published peaks; efficiencies are assumed",
         **_CUDA,  # type: ignore[arg-type]
@@ -230,12 +225,12 @@ def _gpu(name: str, memory: int, tflops: float, half: float, terabytes: float) -
 DEVICES: Mapping[str, Device] = {
     device.name: device
     for device in (
-        _gpu("v100-16gb", 16, 15.7, 125, 0.9),
-        _gpu("v100-32gb", 32, 15.7, 125, 0.9),
-        _gpu("a100-40gb", 40, 156, 312, 1.555),
-        _gpu("a100-80gb", 80, 156, 312, 2.039),
-        _gpu("h100-80gb", 80, 494.7, 989.4, 3.35),
-        _gpu("h200-141gb", 141, 494.7, 989.4, 4.8),
+        _gpu("v100-16gb", 16, 15.7, 0.9),
+        _gpu("v100-32gb", 32, 15.7, 0.9),
+        _gpu("a100-40gb", 40, 156, 1.555),
+        _gpu("a100-80gb", 80, 156, 2.039),
+        _gpu("h100-80gb", 80, 494.7, 3.35),
+        _gpu("h200-141gb", 141, 494.7, 4.8),
     )
 }
 """Peaks without sparsity, of the makers' data sheets; float32 means TF32 where there is one."""

@@ -33,8 +33,6 @@ class Setting:
     states: float = 1.0
     """What the optimizer keeps, in copies of the parameters: 0 for SGD, 1 with momentum, 2 for
     Adam."""
-    batch_in_memory: int = 0
-    """Bytes of images that every rank holds anyway."""
 
 
 @dataclass(frozen=True)
@@ -308,7 +306,7 @@ class _Prediction:
         size = sum(self.stages[stage].gradients for stage in stages)
         return replace(
             self._highest(pairs),
-            parameters=size + self.setting.batch_in_memory,
+            parameters=size,
             optimizer=int(size * self.setting.states),
             transport=self._transport(pairs, timeline),
             runtime=self.device.runtime + self.device.workspace,
