@@ -108,10 +108,10 @@ def empty_region(like: Tensor, dims: tuple[int, ...], sizes: tuple[int, ...]) ->
     shape = list(like.shape)
     for dim, n in zip(dims, sizes, strict=True):
         shape[dim] = n
-    memory = torch.contiguous_format
     if like.is_contiguous():  # and perhaps channels_last as well, with one channel or one pixel
-        pass
-    elif like.ndim == 4 and like.is_contiguous(memory_format=torch.channels_last):
+        return like.new_empty(shape)
+    memory = torch.contiguous_format
+    if like.ndim == 4 and like.is_contiguous(memory_format=torch.channels_last):
         memory = torch.channels_last
     elif like.ndim == 5 and like.is_contiguous(memory_format=torch.channels_last_3d):
         memory = torch.channels_last_3d
@@ -129,26 +129,14 @@ class _TransferFunction(torch.autograd.Function):
         fill: float,
     ) -> Tensor:
         ctx.plan, ctx.dims, ctx.comm = plan, dims, comm
-        out = empty_region(local, dims, plan.wanted)
-        if not plan.covered:
-            out.fill_(fill)
-        arriving = [(peer, _buffer(out[where])) for peer, where in plan.receives]
-        sends = [(peer, local[where]) for peer, where in plan.sends]
-        pending = comm.start(sends, arriving)
-        if plan.keep is not None:
-            source, target = plan.keep
-            out[target] = local[source]
-        pending.wait()
-        for (_, buffer), (_, where) in zip(arriving, plan.receives, strict=True):
-            out[where] = buffer
-        return out
+        return _transferred(local, plan, dims, comm, fill)
 
     @staticmethod
     @first_derivative_only
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
         plan = ctx.plan
         result = empty_region(grad, ctx.dims, plan.own).zero_()
-        arriving = [(peer, _buffer(result[where])) for peer, where in plan.sends]
+        arriving = [(peer, _buffer(grad, result[where])) for peer, where in plan.sends]
         sends = [(peer, grad[where]) for peer, where in plan.receives]
         pending = ctx.comm.start(sends, arriving)
         if plan.keep is not None:
@@ -160,8 +148,28 @@ class _TransferFunction(torch.autograd.Function):
         return result, None, None, None, None
 
 
-def _buffer(like: Tensor) -> Tensor:
-    return torch.empty(like.shape, dtype=like.dtype, device=like.device)
+def _transferred(
+    local: Tensor, plan: RankPlan, dims: tuple[int, ...], comm: Communicator, fill: float
+) -> Tensor:
+    out = empty_region(local, dims, plan.wanted)
+    if not plan.covered:
+        out.fill_(fill)
+    parts = [(peer, out[where]) for peer, where in plan.receives]
+    # What lies in one piece is received in its place.
+    arriving = [(peer, p if p.is_contiguous() else _buffer(out, p)) for peer, p in parts]
+    pending = comm.start([(peer, local[where]) for peer, where in plan.sends], arriving)
+    if plan.keep is not None:
+        source, target = plan.keep
+        out[target] = local[source]
+    pending.wait()
+    for (_, part), (_, arrived) in zip(parts, arriving, strict=True):
+        if arrived is not part:
+            part.copy_(arrived)
+    return out
+
+
+def _buffer(like: Tensor, part: Tensor) -> Tensor:
+    return like.new_empty(part.shape)
 
 
 def transfer(
@@ -174,6 +182,8 @@ def transfer(
             return local
         if plan.keep is not None:
             return local[plan.keep[0]]
+    if not (local.requires_grad and torch.is_grad_enabled()):  # spared the way through autograd
+        return _transferred(local, plan, dims, comm, fill)
     return _TransferFunction.apply(local, plan, dims, comm, fill)
 
 

@@ -74,3 +74,10 @@ class Transfer:
             own.contains(wanted.intersect(whole))
             for own, wanted in zip(self.layout.boxes, self.targets, strict=True)
         )
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.layout, self.targets))
+
+    def __hash__(self) -> int:
+        return self._hash
