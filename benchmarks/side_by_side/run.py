@@ -179,7 +179,7 @@ def cases(options: Namespace) -> Iterator[Case]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("--resnet", type=int, nargs="*", default=[128, 256], help="image sizes")
+    parser.add_argument("--resnet", type=int, nargs="*", default=[64, 128], help="image sizes")
     parser.add_argument("--amoebanet", type=int, nargs="*", default=[256, 512], help="image sizes")
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--num-filters", type=int, default=64, help="of AmoebaNet")

@@ -42,15 +42,27 @@ def calls(monkeypatch):
     return taken
 
 
+@pytest.fixture
+def general_path(monkeypatch):
+    """When called: no convolution overlaps from then on, whatever was decided before."""
+
+    def use():
+        monkeypatch.setattr(convolution, "_overlaps", lambda *args: False)
+        convolution._call.cache_clear()
+
+    yield use
+    convolution._call.cache_clear()
+
+
 @pytest.mark.parametrize("grid", [(2, 1), (1, 2), (2, 2), (3, 2)])
 @pytest.mark.parametrize(("options", "size"), ALIGNED, ids=str)
-def test_it_equals_one_process_and_the_general_path(options, size, grid, calls, monkeypatch):
+def test_it_equals_one_process_and_the_general_path(options, size, grid, calls, general_path):
     net = nn.Conv2d(4, 6, **options).double()
     x = rand(2, 4, *size)
     assert_exact(net, x, grid=grid)
     assert_exact(net, Constant(x), grid=grid)
     overlapping = on_tiles(net, [x], grid)
-    monkeypatch.setattr(convolution, "_overlaps", lambda *args: False)
+    general_path()
     compare(overlapping, on_tiles(net, [x], grid), "the general path")
     ranks = grid[0] * grid[1]
     aligned = size[0] % (2 * grid[0]) == 0 and size[1] % (2 * grid[1]) == 0

@@ -58,9 +58,10 @@ def test_the_tutorial_from_two_folders_to_a_picture(tmp_path, monkeypatch):
     assert len(losses) == 15
     assert losses[-1] < 0.85 * losses[0], "it learns"
     ranks = next(line["ranks"] for line in reversed(lines) if line["kind"] == "ranks")
-    stored = sum(file.stat().st_size for file in Path("slides").glob("*.tif")) / 2**20
-    assert all(rank["read_mib"] > 0 for rank in ranks)
-    assert sum(rank["read_mib"] for rank in ranks) <= 3 * 4 * stored, "at most all, every epoch"
+    stored = sum(f.stat().st_size for d in ("slides", "masks") for f in Path(d).iterdir()) / 2**20
+    # A picture this small is one block of its file, so each of four ranks reads all of it: before
+    # the first batch, to see whether files are damaged, and in each of three epochs.
+    assert all(0.9 * 3 * stored < rank["read_mib"] < 4 * stored for rank in ranks)
     mask = tifffile.imread("found/unseen.tif")
     assert mask.shape == (311, 402)
     picture = np.asarray(Image.open("prediction.png"))
