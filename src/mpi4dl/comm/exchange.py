@@ -136,7 +136,7 @@ class _TransferFunction(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
         plan = ctx.plan
         result = empty_region(grad, ctx.dims, plan.own).zero_()
-        arriving = [(peer, _buffer(grad, result[where])) for peer, where in plan.sends]
+        arriving = [(peer, grad.new_empty(result[where].shape)) for peer, where in plan.sends]
         sends = [(peer, grad[where]) for peer, where in plan.receives]
         pending = ctx.comm.start(sends, arriving)
         if plan.keep is not None:
@@ -156,7 +156,7 @@ def _transferred(
         out.fill_(fill)
     parts = [(peer, out[where]) for peer, where in plan.receives]
     # What lies in one piece is received in its place.
-    arriving = [(peer, p if p.is_contiguous() else _buffer(out, p)) for peer, p in parts]
+    arriving = [(peer, p if p.is_contiguous() else p.new_empty(p.shape)) for peer, p in parts]
     pending = comm.start([(peer, local[where]) for peer, where in plan.sends], arriving)
     if plan.keep is not None:
         source, target = plan.keep
@@ -166,10 +166,6 @@ def _transferred(
         if arrived is not part:
             part.copy_(arrived)
     return out
-
-
-def _buffer(like: Tensor, part: Tensor) -> Tensor:
-    return like.new_empty(part.shape)
 
 
 def transfer(

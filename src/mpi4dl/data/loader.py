@@ -10,9 +10,9 @@ from ..comm.communicator import Communicator
 from ..comm.launch import init
 from ..comm.objects import shared
 from ..errors import DataError
-from . import checked
 from .ahead import Ahead, When
 from .augment import Augmentation, drawn
+from .checked import agreed, check_same, failures, only, share
 from .dataset import Dataset, Region
 from .order import Order
 from .reader import Tally
@@ -134,7 +134,7 @@ class Loader:
     def _world(self) -> Communicator:
         if self._met is None:
             self._met = self._comm or init()
-            checked.check_same(self.dataset, self._met, self._device)
+            check_same(self.dataset, self._met, self._device)
         return self._met
 
     def _selection(self, when: When) -> Selection:
@@ -187,12 +187,9 @@ class Loader:
         wanted = list(range(count))
         for _ in range(self._order.count):
             usual = self._usual.get(count)
-            if usual is None:
-                requests = checked.share(selection, wanted, comm)
-            else:
-                requests = checked.only(usual, wanted)
-            mine = checked.failures(self._ahead, when, selection, requests, keep=usual is not None)
-            found = checked.agreed(mine, comm, self._device)
+            requests = share(selection, wanted, comm) if usual is None else only(usual, wanted)
+            mine = failures(self._ahead, when, selection, requests, keep=usual is not None)
+            found = agreed(mine, comm, self._device)
             if not found:
                 return selection
             for place, failure in found.items():

@@ -18,10 +18,11 @@ from ...geometry import Layout
 from ..arguments import Help, Parser
 from ..command import STARTING, carried_out, parsed, start_ranks, words_of
 from ..surroundings import backend_of
-from . import sweep
 from .measure import measure
 from .options import FP16_GRADIENTS, add_single, check, layout_for
 from .result import record, report, write
+from .sweep import add_flags as add_sweep_flags
+from .sweep import prepare as prepare_sweep
 from .validation import validate
 from .work import Work, compute, exchange, layer
 
@@ -177,8 +178,8 @@ HALO = {
         "configurations run in one start of the ranks. Lines are medians, dotted ones the fastest "
         "iterations. Bandwidth is that of the rank that receives most.",
         "--in-channels 64 --image-sizes 64 256 1024 --picture halo.png",
-        sweep.add_flags,
-        sweep.prepare,
+        add_sweep_flags,
+        prepare_sweep,
     ),
 }
 """By the word after `mpi4dl bench halo`."""
